@@ -1,0 +1,70 @@
+"""Trimtab guards and records training runs, and names the dataset rows behind a loss spike from the log alone.
+
+The public names, loaded when they are used: importing this loads the standard library only, neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimtab.analysis import rewind as rewind
+    from trimtab.errors import GuardLockupError as GuardLockupError
+    from trimtab.errors import LogError as LogError
+    from trimtab.errors import MissingExtraError as MissingExtraError
+    from trimtab.errors import TrimtabError as TrimtabError
+    from trimtab.errors import TrimtabWarning as TrimtabWarning
+    from trimtab.errors import UsageError as UsageError
+    from trimtab.guard import GuardConfig as GuardConfig
+    from trimtab.guard import LossGuard as LossGuard
+    from trimtab.guard import PerTokenLossGuard as PerTokenLossGuard
+    from trimtab.integrations.attach import attach as attach
+    from trimtab.log.reader import Log as Log
+    from trimtab.log.reader import open_log as open_log
+    from trimtab.log.table import Table as Table
+    from trimtab.torch.run import Run as Run
+    from trimtab.values import Findings as Findings
+    from trimtab.values import RowShare as RowShare
+    from trimtab.values import Spike as Spike
+    from trimtab.values import Verdict as Verdict
+
+__version__ = "0.1.0"
+
+# Where each public name lives; the imports above say the same to type checkers and editors.
+_HOMES = {
+    "Findings": "trimtab.values",
+    "GuardConfig": "trimtab.guard",
+    "GuardLockupError": "trimtab.errors",
+    "Log": "trimtab.log.reader",
+    "LogError": "trimtab.errors",
+    "LossGuard": "trimtab.guard",
+    "MissingExtraError": "trimtab.errors",
+    "PerTokenLossGuard": "trimtab.guard",
+    "RowShare": "trimtab.values",
+    "Run": "trimtab.torch.run",
+    "Spike": "trimtab.values",
+    "Table": "trimtab.log.table",
+    "TrimtabError": "trimtab.errors",
+    "TrimtabWarning": "trimtab.errors",
+    "UsageError": "trimtab.errors",
+    "Verdict": "trimtab.values",
+    "attach": "trimtab.integrations.attach",
+    "open_log": "trimtab.log.reader",
+    "rewind": "trimtab.analysis",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""The offline half: from a log to `Findings`, without a model, data or an accelerator."""
+
+from trimtab.analysis.findings import rewind
+
+__all__ = ["rewind"]

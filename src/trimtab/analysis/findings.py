@@ -1,0 +1,214 @@
+"""From a log to findings: which steps are out of line, and which rows made them so.
+
+    find_logs -> open_log -> read_steps -> find_spikes -> choose a step -> gather_rows -> Findings
+
+Enters: a path or run id. Leaves: `Findings`, a plain value that a report draws. Invariant: the log is all that is
+used; no model, no data, no accelerator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from trimtab.analysis.lookup import find_logs
+from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
+from trimtab.analysis.spikes import RULES, SpikeSearch, find_spikes
+from trimtab.analysis.steps import StepReading, read_steps
+from trimtab.errors import LogError, UsageError
+from trimtab.log.reader import Log, open_log
+from trimtab.values import Findings, Spike, StepChoice
+
+NORM_LEAD = 10
+"""Steps within which a loss finding must follow a gradient-norm notice for the notice's rows to be shown first."""
+
+LEADING_ROWS = 20
+"""Findings, from the worst on, whose leading row is looked up: as many as the terminal lists."""
+
+
+def rewind(
+    path_or_run: str | os.PathLike[str] | None = None,
+    *,
+    rule: str = "robust",
+    step: int | None = None,
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+) -> Findings:
+    """Finds the spikes of a run and the dataset rows behind the worst one, from its log alone.
+
+    Args:
+        path_or_run: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; None: the
+            newest run on this machine.
+        rule: "robust" (median + 10 robust scales of the last 100 steps) or "median" (twice the median of the last 20).
+        step: Step whose rows to list; None: the worst finding's, or that of a gradient norm which announced it.
+        top: Rows listed at most.
+        progress: Called now and then with the bytes read so far and the size of the log in bytes.
+
+    Returns:
+        What was found; `to_dict()` is the JSON document of `trimtab rewind --json`.
+
+    Raises:
+        LogError: There is no log, it cannot be read, it holds no training step, or not the step asked for.
+        UsageError: A setting makes no sense.
+
+    Example:
+        findings = trimtab.rewind("runs/a")
+        for spike in findings.spikes:
+            print(spike.step, spike.severity, spike.row)
+    """
+    check_settings(rule=rule, top=top)
+    found = find_logs(path_or_run)
+    newest, *others = found.paths
+    notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
+    return rewind_log(open_log(newest), rule=rule, step=step, top=top, notices=notices, progress=progress)
+
+
+def check_settings(*, rule: str, top: int) -> None:
+    """Refuses settings that make no sense with `UsageError`."""
+    if rule not in RULES:
+        raise UsageError(f"rule={rule!r} is unknown: use one of {', '.join(RULES)}.")
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise UsageError(f"top={top!r} makes no sense: use a whole number of 1 or more.")
+
+
+def rewind_log(
+    log: Log,
+    *,
+    rule: str = "robust",
+    step: int | None = None,
+    top: int = 10,
+    num_leading: int = LEADING_ROWS,
+    notices: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Findings:
+    """`rewind` for a log that is open already.
+
+    Args:
+        log: The log.
+        rule: As for `rewind`, and likewise `step`, `top` and `progress`.
+        step: See there.
+        top: See there.
+        num_leading: Findings, from the worst on, whose leading row is looked up.
+        notices: What is to be said first, about the choice of the log.
+        progress: See there.
+
+    Returns:
+        What was found.
+
+    Raises:
+        LogError: The log cannot be read, it holds no training step, or not the step asked for.
+    """
+    report = (lambda num_bytes: progress(num_bytes, log.size_bytes)) if progress else None
+    reading = read_steps(log, progress=report)
+    series = reading.series
+    if not series.num_steps:
+        raise LogError(
+            f"{log.path}: no training step was recorded. The run may have stopped before its first step, or recording "
+            "was off."
+        )
+    if step is not None and series.place(step) is None:
+        raise LogError(
+            f"{log.path}: step {step} is not in the log; it holds steps {series.step[0]} to {series.step[-1]}."
+        )
+
+    search = find_spikes(series, rule=rule)
+    shown, reason = _choose_step(search.spikes, asked=step)
+    peaks = [spike.step for spike in search.spikes[:num_leading]]
+    tables = gather_rows(log, series=series, steps=peaks if shown is None else [shown, *peaks]) if log.has_rows else {}
+    spikes = tuple(
+        _with_leading_row(spike, tables.get(spike.step)) if index < num_leading else spike
+        for index, spike in enumerate(search.spikes)
+    )
+    table = tables.get(shown) if shown is not None else None
+    return Findings(
+        run_id=log.header.run_id,
+        source=log.path,
+        rule=rule,
+        num_steps=series.num_steps,
+        step=shown,
+        step_reason=reason,
+        spikes=spikes,
+        spikes_left_out=search.num_left_out,
+        rows=describe_rows(log, table, series=series, top=top) if table else (),
+        rows_left_out=max(0, table.row.size - top) if table else 0,
+        num_nonfinite_rows=table.num_nonfinite if table else 0,
+        notices=(
+            *notices,
+            *_search_notices(search, rule=rule),
+            *_reading_notices(reading),
+            *_table_notices(table, shown=shown, has_rows=log.has_rows),
+            *log.notices(),
+        ),
+    )
+
+
+def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | None, StepChoice | None]:
+    """The step whose rows are shown, and why.
+
+    A gradient norm that jumped shortly before the worst loss finding names the rows that did the harm: the loss shows
+    it one step later. Without any loss finding the first notice is all there is.
+    """
+    if asked is not None:
+        return asked, "asked"
+    worst = next((spike for spike in spikes if spike.severity != "notice"), None)
+    norms = sorted(spike.first for spike in spikes if spike.kind == "grad_norm")
+    if worst is None:
+        return (norms[0], "grad_norm_before") if norms else (None, None)
+    before = [first for first in norms if 1 <= worst.first - first <= NORM_LEAD]
+    return (before[0], "grad_norm_before") if before else (worst.step, "worst")
+
+
+def _with_leading_row(spike: Spike, table: StepRows | None) -> Spike:
+    # A step of nothing but rows without supervised tokens has no leading row.
+    if table is None or table.tokens[0] <= 0:
+        return spike
+    return dataclasses.replace(spike, row=int(table.row[0]), row_share=table.share(0))
+
+
+def _search_notices(search: SpikeSearch, *, rule: str) -> list[str]:
+    if rule != "robust" or not search.num_median:
+        return []
+    if search.first_robust_step is None:
+        return [
+            f"all {search.num_median} measured steps were judged by the median rule: robust needs 20 steps behind it"
+        ]
+    return [
+        f"steps before {search.first_robust_step} were judged by the median rule: fewer than 20 steps lie behind them"
+    ]
+
+
+def _reading_notices(reading: StepReading) -> list[str]:
+    series, notices = reading.series, []
+    if reading.num_superseded:
+        first, last = reading.first_superseded, reading.last_superseded
+        notices.append(
+            f"{_count(reading.num_superseded, 'step')} between {first} and {last} left out: a later attempt of the run "
+            "went over them again"
+        )
+    num_empty = int(series.num_empty.sum())
+    if num_empty:
+        where = _count(int(np.count_nonzero(series.num_empty)), "step")
+        notices.append(f"{_count(num_empty, 'row record')} without supervised tokens, in {where}: they have no loss")
+    num_unmeasured = int(np.count_nonzero(~series.measured))
+    if num_unmeasured:
+        notices.append(f"{_count(num_unmeasured, 'step')} without a loss: skipped, and in no baseline")
+    return notices
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _table_notices(table: StepRows | None, *, shown: int | None, has_rows: bool) -> list[str]:
+    if not has_rows:
+        return ["the log holds no rows, only steps: no row can be named"]
+    if shown is None:
+        return []
+    if table is None:
+        return [f"no rows of step {shown} were recorded"]
+    if not table.total > 0 and table.num_nonfinite + table.num_empty < table.row.size:
+        return [f"the finite losses of step {shown} do not add up to more than 0: its rows have no shares"]
+    return []

@@ -1,0 +1,118 @@
+"""Finds the logs that a user means by nothing, a path, a run id or the beginning of one.
+
+Enters: a name. Leaves: the paths of one or more logs, and what should be said about the choice. Invariant: a name
+that exists as a path is a path; a run that the registry knows is looked for where it was written, then below the
+output folder it named, in case the folder was moved.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab import registry
+from trimtab.errors import LogError
+from trimtab.log.folder import is_run_folder, run_folders
+from trimtab.registry import RegisteredRun
+
+FOREIGN_NAMES = ("rewind.jsonl", "rewind.jsonl.1")
+"""The newer run first: the tool that writes them renames the older one."""
+
+MAX_NAMED = 5
+"""Candidates named in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLogs:
+    """Logs that a name stands for.
+
+    Attributes:
+        paths: Run folders or files, the newest first; at least one.
+        notices: What to say about the choice.
+    """
+
+    paths: tuple[str, ...]
+    notices: tuple[str, ...] = ()
+
+
+def find_logs(name: str | os.PathLike[str] | None = None) -> FoundLogs:
+    """Finds the logs behind a name.
+
+    Args:
+        name: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; None: the newest
+            run that the registry knows.
+
+    Raises:
+        LogError: Nothing is there, or a beginning is ambiguous; says what was looked for, where, and what to do.
+    """
+    if name is None:
+        return _newest()
+    path = Path(name)
+    # A name can be too long, or hold a NUL, for the system to look for it: then it is no path.
+    if _exists(path):
+        return _in_folder(path) if path.is_dir() else FoundLogs((str(path),))
+    return _by_id(os.fspath(name))
+
+
+def run_place(run: RegisteredRun) -> str | None:
+    """Where a registered run's folder is now: where it was written, or below its output folder; None if gone."""
+    places = [Path(run.path)]
+    if run.out is not None:
+        below = Path("trimtab", run.run_id)
+        if run.experiment is not None:
+            places.append(Path(run.out, run.experiment) / below)
+        places.append(Path(run.out) / below)
+    return next((str(place) for place in places if _exists(place)), None)
+
+
+def _newest() -> FoundLogs:
+    runs = registry.runs()
+    if not runs:
+        raise LogError(
+            "No run is registered on this machine. Name a run folder or a log file, or try it out with: trimtab demo"
+        )
+    for index, run in enumerate(runs):
+        place = run_place(run)
+        if place is not None:
+            gone = f"the newest {index} of the registered runs are gone from disk; this is the newest that is left"
+            return FoundLogs((place,), (gone,) if index else ())
+    raise LogError(
+        f"None of the {len(runs)} registered runs is on disk any more; the newest was at {runs[0].path}. "
+        "Name a run folder or a log file."
+    )
+
+
+def _by_id(name: str) -> FoundLogs:
+    matches = registry.find(name) if name else []
+    if not matches:
+        raise LogError(
+            f"{name!r} is neither a path nor the beginning of a registered run's id. "
+            "List the runs with: trimtab runs. Or give the path of a run folder or log file."
+        )
+    ids = list(dict.fromkeys(run.run_id for run in matches))
+    if len(ids) > 1:
+        named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
+        raise LogError(f"{name!r} is the beginning of {len(ids)} run ids: {named}. Give more of the id.")
+    place = next((place for place in map(run_place, matches) if place is not None), None)
+    if place is None:
+        raise LogError(
+            f"Run {ids[0]} is gone from {matches[0].path}, and not below its output folder. "
+            "Give the path it was moved to."
+        )
+    return FoundLogs((place,))
+
+
+def _in_folder(folder: Path) -> FoundLogs:
+    foreign = [folder / name for name in FOREIGN_NAMES if (folder / name).is_file()]
+    if len(foreign) > 1 and not is_run_folder(folder) and not run_folders(folder):
+        return FoundLogs(tuple(map(str, foreign)))
+    # Which run of several, and what to say about it, is the reader's to know.
+    return FoundLogs((str(folder),))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

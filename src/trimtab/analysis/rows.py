@@ -1,0 +1,181 @@
+"""Which rows were in a step, and which of them made its loss.
+
+Enters: a log and the steps in question. Leaves: one `StepRows` a step, the suspicious rows first, and `RowShare`
+values. Invariant: the memory taken is that of the steps in question, never that of the log.
+
+Order of rows: those that are not finite, then by share, largest first, then by row; rows without supervised tokens
+last. Shapes: R distinct rows of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.analysis.series import StepSeries
+from trimtab.log.columns import RowColumns
+from trimtab.log.reader import Log
+from trimtab.values import RowShare
+
+LEVEL_STEPS = 20
+"""Measured finite steps whose median is the run's level, as in the median rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, the suspicious ones first.
+
+    Attributes:
+        step: The step.
+        row: (R,) int64 dataset row numbers.
+        count: (R,) int64 occurrences in the step.
+        loss_sum: (R,) float64, over supervised tokens; NaN or infinite as recorded.
+        tokens: (R,) int64 supervised tokens.
+        rank: (R,) int32, the lowest that trained on the row.
+        total: Sum of the finite loss sums.
+    """
+
+    step: int
+    row: NDArray[np.int64]
+    count: NDArray[np.int64]
+    loss_sum: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    rank: NDArray[np.int32]
+    total: float
+
+    @property
+    def num_nonfinite(self) -> int:
+        """How many rows with supervised tokens are not finite; they stand first."""
+        return int(np.count_nonzero(~np.isfinite(self.loss_sum)))
+
+    @property
+    def num_empty(self) -> int:
+        """How many rows have no supervised tokens; they stand last."""
+        return int(np.count_nonzero(self.tokens <= 0))
+
+    def share(self, index: int) -> float | None:
+        """Part of the step's loss that the row at `index` carries.
+
+        0.0 for a row that is not finite or has no tokens; None where the step's finite loss sum is not positive.
+        """
+        if self.tokens[index] <= 0 or not np.isfinite(self.loss_sum[index]):
+            return 0.0
+        return float(self.loss_sum[index]) / self.total if self.total > 0 else None
+
+
+def gather_rows(log: Log, *, series: StepSeries, steps: Iterable[int]) -> dict[int, StepRows]:
+    """Reads the rows of some steps in one pass over the part of the log that holds them.
+
+    Args:
+        log: An opened log with rows.
+        series: The run; says which attempt counts for a step.
+        steps: Steps in question.
+
+    Returns:
+        Rows by step; a step without row records is absent.
+    """
+    wanted = np.unique(np.fromiter(steps, np.int64))
+    if not wanted.size:
+        return {}
+    first, last = int(wanted[0]), int(wanted[-1])
+    parts = [_pick(block, _among(block.step, wanted)) for block in log.row_blocks(first_step=first, last_step=last)]
+    records = RowColumns.concat(parts)
+    records = _pick(records, records.attempt == series.attempts_of(records.step))
+    return {step: _table(_pick(records, records.step == step), step=step) for step in np.unique(records.step).tolist()}
+
+
+def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) -> tuple[RowShare, ...]:
+    """The first `top` rows of a step, each with its excess over what is usual for it.
+
+    Usual is the row's mean loss per token over its other steps in the run, else the median of the 20 measured finite
+    steps before this one. One more pass over the log finds the former.
+    """
+    usual = _usual_losses(log, table.row[:top], series=series, step=table.step)
+    level = _level(series, table.step)
+    described = []
+    for index in range(min(top, table.row.size)):
+        row, tokens = int(table.row[index]), int(table.tokens[index])
+        loss = float(table.loss_sum[index]) / tokens if tokens > 0 else None
+        expected = usual.get(row, level)
+        excess = None
+        if loss is not None and np.isfinite(loss) and expected is not None:
+            excess = loss - expected
+        described.append(
+            RowShare(
+                row=row,
+                count=int(table.count[index]),
+                loss=loss,
+                tokens=tokens,
+                share=table.share(index),
+                excess=excess,
+                rank=int(table.rank[index]),
+            )
+        )
+    return tuple(described)
+
+
+def _table(records: RowColumns, *, step: int) -> StepRows:
+    row, index = np.unique(records.row, return_inverse=True)
+    supervised = records.num_tokens > 0
+    tokens = np.zeros(row.size, np.int64)
+    np.add.at(tokens, index, np.where(supervised, records.num_tokens, 0))
+    loss_sum = np.zeros(row.size)
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.at(loss_sum, index, np.where(supervised, records.loss_sum, 0.0))
+    rank = np.full(row.size, np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(rank, index, records.rank)
+    count = np.bincount(index, minlength=row.size)
+
+    finite = np.isfinite(loss_sum)
+    order = np.lexsort((row, -np.where(finite, loss_sum, 0.0), finite, tokens <= 0))
+    return StepRows(
+        step=step,
+        row=row[order],
+        count=count[order],
+        loss_sum=loss_sum[order],
+        tokens=tokens[order],
+        rank=rank[order],
+        total=float(loss_sum[finite].sum()),
+    )
+
+
+def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step: int) -> dict[int, float]:
+    """Mean loss per token of each row over its other steps; a row without another finite occurrence is absent."""
+    wanted = np.unique(rows)
+    loss_sum, tokens = np.zeros(wanted.size), np.zeros(wanted.size, np.int64)
+    for block in _blocks_with(log, wanted):
+        counts = (block.attempt == series.attempts_of(block.step)) & (block.step != step)
+        counts &= (block.num_tokens > 0) & np.isfinite(block.loss_sum)
+        some = _pick(block, counts)
+        index = np.searchsorted(wanted, some.row)
+        np.add.at(loss_sum, index, some.loss_sum)
+        np.add.at(tokens, index, some.num_tokens)
+    return {int(row): float(total / num) for row, total, num in zip(wanted, loss_sum, tokens, strict=True) if num > 0}
+
+
+def _blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
+    for block in log.row_blocks():
+        present = _among(block.row, rows)
+        if present.any():
+            yield _pick(block, present)
+
+
+def _level(series: StepSeries, step: int) -> float | None:
+    """Median loss of the measured finite steps before `step`; None where there are none."""
+    before = series.loss[: int(np.searchsorted(series.step, step))]
+    usable = before[np.isfinite(before)][-LEVEL_STEPS:]
+    return float(np.median(usable)) if usable.size else None
+
+
+def _among(values: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each value is one of the ascending `wanted`; cheaper than `numpy.isin`, which sorts the values."""
+    index = np.minimum(np.searchsorted(wanted, values), wanted.size - 1)
+    present: NDArray[np.bool_] = wanted[index] == values
+    return present
+
+
+def _pick(block: RowColumns, mask: NDArray[np.bool_]) -> RowColumns:
+    return RowColumns._make(column[mask] for column in block)

@@ -1,0 +1,60 @@
+"""The value on which spikes are looked for: one run as one series of steps.
+
+Enters: nothing but arrays. Leaves: `StepSeries`, parallel arrays in ascending step order, superseded attempts left
+out. Invariant: `loss` is NaN both where nothing was measured and where NaN was measured; `measured` tells them apart.
+
+Shapes: S steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN_REASON = -1
+"""`StepSeries.reason` where no step record says what became of the step."""
+
+
+class StepSeries(NamedTuple):
+    """One run, step by step, in ascending order; each step stands once.
+
+    Attributes:
+        step: (S,) int64 optimizer steps.
+        attempt: (S,) int32, the attempt whose records count for the step.
+        loss: (S,) float64, sum of loss over supervised tokens, over every micro-batch and rank; NaN where unmeasured.
+        tokens: (S,) int64 supervised tokens.
+        measured: (S,) bool, whether the step has a loss: a step without supervised tokens has none.
+        grad_norm: (S,) float64 gradient norm before clipping; NaN where not measured, and where it was NaN.
+        has_grad_norm: (S,) bool, tells the two apart.
+        reason: (S,) int8 index into `trimtab.values.STEP_REASONS`, or `UNKNOWN_REASON`.
+        num_records: (S,) int64 row records of the step.
+        num_empty: (S,) int64 row records without supervised tokens.
+    """
+
+    step: NDArray[np.int64]
+    attempt: NDArray[np.int32]
+    loss: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    measured: NDArray[np.bool_]
+    grad_norm: NDArray[np.float64]
+    has_grad_norm: NDArray[np.bool_]
+    reason: NDArray[np.int8]
+    num_records: NDArray[np.int64]
+    num_empty: NDArray[np.int64]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps (S); `len()` of a named tuple counts its fields instead."""
+        return int(self.step.size)
+
+    def place(self, step: int) -> int | None:
+        """Index of `step` in the arrays; None where the series does not hold it."""
+        index = int(np.searchsorted(self.step, step))
+        return index if index < self.step.size and int(self.step[index]) == step else None
+
+    def attempts_of(self, steps: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The attempt that counts for each of `steps` (N,); 0 for a step that the series does not hold."""
+        index = np.minimum(np.searchsorted(self.step, steps), self.step.size - 1)
+        return np.where(self.step[index] == steps, self.attempt[index], np.int32(0))

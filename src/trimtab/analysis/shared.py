@@ -1,0 +1,76 @@
+"""Several runs side by side: what spikes in more than one of them, and at the same rows or not.
+
+Enters: the `Findings` of each run. Leaves: `SharedSpike` values, the most widespread first. Invariant: the same rows
+in several runs are the data's doing whatever the step; the same step at other rows is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab.values import Findings
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSpike:
+    """A spike that several runs have in common.
+
+    Attributes:
+        step: Step at which it peaks in all of them; None where the same row spikes at different steps.
+        rows: Rows that lead the step in at least two of the runs.
+        runs: The runs, by id, or by path where a log names none; in the order given.
+        rows_known: Whether at least two of the runs name a leading row.
+    """
+
+    step: int | None
+    rows: tuple[int, ...]
+    runs: tuple[str, ...]
+    rows_known: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `rewind --json` with several runs."""
+        return {"step": self.step, "rows": list(self.rows), "runs": list(self.runs)}
+
+
+def find_shared(runs: Sequence[Findings]) -> tuple[SharedSpike, ...]:
+    """Steps, and rows at different steps, whose loss is out of line in two runs or more.
+
+    Args:
+        runs: Findings of each run; gradient-norm notices are left aside.
+
+    Returns:
+        Shared spikes: by the number of runs, most first, then by step; rows at different steps last.
+    """
+    names = [findings.run_id or findings.source for findings in runs]
+    leaders: dict[int, dict[int, int | None]] = defaultdict(dict)
+    steps_of_row: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for index, findings in enumerate(runs):
+        for spike in findings.spikes:
+            if spike.severity == "notice":
+                continue
+            leaders[spike.step].setdefault(index, spike.row)
+            if spike.row is not None:
+                steps_of_row[spike.row][index].add(spike.step)
+
+    at_steps = [_at_step(step, by_run, names) for step, by_run in leaders.items() if len(by_run) > 1]
+    elsewhere = [
+        SharedSpike(step=None, rows=(row,), runs=tuple(names[index] for index in by_run), rows_known=True)
+        for row, by_run in steps_of_row.items()
+        if len(by_run) > 1 and not set.intersection(*by_run.values())
+    ]
+    at_steps.sort(key=lambda shared: (-len(shared.runs), shared.step))
+    elsewhere.sort(key=lambda shared: (-len(shared.runs), shared.rows))
+    return (*at_steps, *elsewhere)
+
+
+def _at_step(step: int, leader_by_run: dict[int, int | None], names: list[str]) -> SharedSpike:
+    known = [row for row in leader_by_run.values() if row is not None]
+    return SharedSpike(
+        step=step,
+        rows=tuple(sorted(row for row in set(known) if known.count(row) > 1)),
+        runs=tuple(names[index] for index in leader_by_run),
+        rows_known=len(known) > 1,
+    )

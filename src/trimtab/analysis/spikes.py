@@ -1,0 +1,283 @@
+"""Steps become findings: the shared rule objects judge the series, neighbours merge, the worst come first.
+
+Enters: a `StepSeries` and the name of a rule. Leaves: `Spike` values, worst first, cut to 1,000. Offline every finite
+value is absorbed, so that a level shift ends. A screen (`screen.py`) keeps values that no rule could flag away from
+the rule objects. Invariant: every spike was judged by the rule object that its `rule` names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.analysis.screen import median_candidates, norm_candidates, robust_candidates
+from trimtab.analysis.series import StepSeries
+from trimtab.errors import UsageError
+from trimtab.rules.median import MedianRule
+from trimtab.rules.norms import ROBUST_FACTOR, ROBUST_HISTORY, ROBUST_K, NormRule
+from trimtab.rules.robust import RobustRule
+from trimtab.values import STEP_REASONS, Severity, Signal, Spike, SpikeKind, Verdict
+
+RULES = ("robust", "median")
+"""Rules that `rewind` offers."""
+
+MAX_SPIKES = 1_000
+"""Findings listed at most."""
+
+K = 10.0
+"""Scales above the median that are still normal, measured on published curves (`trimtab.rules.robust`)."""
+
+MULTIPLIER = 2.0
+"""Medians that are still normal under the classic rule."""
+
+SCALER_OVERFLOW = STEP_REASONS.index("scaler_overflow")
+SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "notice": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeSearch:
+    """What the search for spikes gave.
+
+    Attributes:
+        spikes: Findings, worst first, at most `MAX_SPIKES`.
+        num_left_out: How many were cut.
+        num_median: Measured finite steps that the median rule judged because too few lay behind for `robust`.
+        first_robust_step: First step that `robust` judged; None if it judged none, or was not asked for.
+    """
+
+    spikes: tuple[Spike, ...]
+    num_left_out: int
+    num_median: int
+    first_robust_step: int | None
+
+
+class _Flag(NamedTuple):
+    """One value that a rule flagged; `place` counts the measured values of its signal."""
+
+    place: int
+    rule: str
+    verdict: Verdict
+
+
+class _Track(NamedTuple):
+    """One signal, measured value by measured value (M)."""
+
+    signal: Signal
+    kind: SpikeKind
+    severity: Severity
+    at: NDArray[np.int64]
+    """(M,) index into the series."""
+    value: NDArray[np.float64]
+    finite: NDArray[np.bool_]
+    """(M,) whether float32 can hold the value, as the rules see it."""
+
+
+def find_spikes(series: StepSeries, *, rule: str = "robust") -> SpikeSearch:
+    """Judges every measured step of a run.
+
+    Args:
+        series: The run.
+        rule: "robust" or "median".
+
+    Returns:
+        Findings of losses and gradient norms, worst first.
+
+    Raises:
+        UsageError: There is no such rule.
+    """
+    if rule not in RULES:
+        raise UsageError(f"rule={rule!r} is unknown: use one of {', '.join(RULES)}.")
+
+    losses = _track(series, signal="loss", present=series.measured)
+    norms = _track(series, signal="grad_norm", present=series.has_grad_norm)
+    loss_values, norm_values = (_as_judged(track) for track in (losses, norms))
+    dead_losses, num_dead_losses = _nonfinite(series, losses, ~losses.finite, values=loss_values, rule=rule)
+    dead = _dead_norms(series, norms, losses)
+    dead_norms, num_dead_norms = _nonfinite(series, norms, dead, values=norm_values, rule=rule)
+    judged = _merge(series, losses, _judge_losses(losses, loss_values, rule=rule))
+    judged += _merge(series, norms, _judge_norms(norms, norm_values))
+    spikes = sorted([*dead_losses, *dead_norms, *judged], key=lambda spike: _order(spike, rule=rule))
+    finite_steps = series.step[losses.at[losses.finite]]
+    early = RobustRule().min_history if rule == "robust" else 0
+    return SpikeSearch(
+        spikes=tuple(spikes[:MAX_SPIKES]),
+        num_left_out=max(0, num_dead_losses + num_dead_norms + len(judged) - MAX_SPIKES),
+        num_median=min(early, finite_steps.size),
+        first_robust_step=int(finite_steps[early]) if rule == "robust" and finite_steps.size > early else None,
+    )
+
+
+def _track(series: StepSeries, *, signal: Signal, present: NDArray[np.bool_]) -> _Track:
+    at = np.flatnonzero(present)
+    value = (series.loss if signal == "loss" else series.grad_norm)[at]
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(value.astype(np.float32))
+    if signal == "loss":
+        return _Track(signal, "spike", "warning", at, value, finite)
+    return _Track(signal, "grad_norm", "notice", at, value, finite)
+
+
+def _as_judged(track: _Track) -> NDArray[np.float64]:
+    """The finite values as the rules see them: rounded to float32, held as float64."""
+    return track.value[track.finite].astype(np.float32).astype(np.float64)
+
+
+def _judge_losses(track: _Track, values: NDArray[np.float64], *, rule: str) -> list[_Flag]:
+    median = MedianRule(MULTIPLIER)
+    if rule == "median":
+        candidates = median_candidates(values, multiplier=MULTIPLIER, window_size=median.window_size)
+        flagged = _judge_first(values, median, until=median.window_size)
+        flagged += _judge_some(values, median, candidates)
+    else:
+        robust = RobustRule(K)
+        flagged = _judge_first(values, median, until=robust.min_history)
+        flagged += _judge_first(values, robust, begin=robust.min_history, until=robust.window_size)
+        candidates = robust_candidates(values, k=K, window_size=robust.window_size)
+        flagged += _judge_some(values, robust, candidates)
+    places = np.flatnonzero(track.finite)
+    return [_Flag(int(places[place]), name, verdict) for place, name, verdict in flagged]
+
+
+def _judge_norms(track: _Track, values: NDArray[np.float64]) -> list[_Flag]:
+    norm = NormRule()
+    candidates = norm_candidates(values, k=ROBUST_K, factor=ROBUST_FACTOR, window_size=norm.window_size)
+    flagged = _judge_first(values, norm, until=norm.window_size) + _judge_some(values, norm, candidates)
+    places = np.flatnonzero(track.finite)
+    return [
+        _Flag(int(places[place]), "robust" if place >= ROBUST_HISTORY else "median", verdict)
+        for place, _, verdict in flagged
+    ]
+
+
+def _judge_first(
+    values: NDArray[np.float64], rule: MedianRule | RobustRule | NormRule, *, until: int, begin: int = 0
+) -> list[_Flag]:
+    """Judges values `begin` to `until`, and absorbs every one from the start."""
+    flagged = []
+    for place, x in enumerate(values[:until].tolist()):
+        if place >= begin:
+            verdict = rule.judge(x)
+            if verdict.reason == "spike":
+                flagged.append(_Flag(place, rule.name, verdict))
+        rule.absorb(x)
+    return flagged
+
+
+def _judge_some(
+    values: NDArray[np.float64], rule: MedianRule | RobustRule | NormRule, candidates: NDArray[np.int64]
+) -> list[_Flag]:
+    flagged = []
+    for place in candidates.tolist():
+        rule.replace(values[max(0, place - rule.window_size) : place].tolist())
+        verdict = rule.judge(float(values[place]))
+        if verdict.reason == "spike":
+            flagged.append(_Flag(place, rule.name, verdict))
+    return flagged
+
+
+def _merge(series: StepSeries, track: _Track, flags: list[_Flag]) -> list[Spike]:
+    """Neighbours of one rule become one finding, its figures those of the peak; the median rule's stay single."""
+    stretches: list[list[_Flag]] = []
+    for flag in flags:
+        last = stretches[-1][-1] if stretches else None
+        if last and flag.rule == last.rule != "median" and flag.place == last.place + 1:
+            stretches[-1].append(flag)
+        else:
+            stretches.append([flag])
+
+    spikes = []
+    for stretch in stretches:
+        peak = max(stretch, key=lambda flag: track.value[flag.place])
+        verdict = peak.verdict
+        score = None
+        if verdict.scale is not None and verdict.baseline is not None:
+            score = (verdict.loss - verdict.baseline) / verdict.scale
+        first, last_place = stretch[0].place, stretch[-1].place
+        spikes.append(
+            _spike(
+                series, track, peak.place, (first, last_place), rule=peak.rule, baseline=verdict.baseline, score=score
+            )
+        )
+    return spikes
+
+
+def _nonfinite(
+    series: StepSeries, track: _Track, dead: NDArray[np.bool_], *, values: NDArray[np.float64], rule: str
+) -> tuple[list[Spike], int]:
+    """Stretches of values that are not finite: each is one finding that peaks at its first step. And their number.
+
+    Only the first `MAX_SPIKES` are made: they are listed by their first step, so no other could be.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], dead, [False]]).astype(np.int8))).reshape(-1, 2)
+    num_behind = np.cumsum(track.finite)
+    spikes = []
+    for first, end in edges[:MAX_SPIKES].tolist():
+        baseline = _baseline(values[: int(num_behind[first])], track.signal, rule=rule)
+        spike = _spike(series, track, first, (first, end - 1), rule=rule, baseline=baseline, score=None)
+        spikes.append(spike)
+    return spikes, len(edges)
+
+
+def _dead_norms(series: StepSeries, norms: _Track, losses: _Track) -> NDArray[np.bool_]:
+    """Norms that are not finite where the loss is: a fault of its own, unless the scaler was only finding its scale."""
+    loss_is_finite = np.zeros(series.num_steps, np.bool_)
+    loss_is_finite[losses.at] = losses.finite
+    is_overflow: NDArray[np.bool_] = series.reason[norms.at] == SCALER_OVERFLOW
+    return ~norms.finite & loss_is_finite[norms.at] & ~is_overflow
+
+
+def _baseline(behind: NDArray[np.float64], signal: Signal, *, rule: str) -> float | None:
+    """What a value after `behind` is compared with; None while there is too little."""
+    judge: MedianRule | RobustRule | NormRule
+    robust = RobustRule(K)
+    if signal == "grad_norm":
+        judge = NormRule()
+    elif rule == "robust" and behind.size >= robust.min_history:
+        judge = robust
+    else:
+        judge = MedianRule(MULTIPLIER)
+    judge.replace(behind[-judge.window_size :].tolist())
+    return judge.judge(0.0).baseline
+
+
+def _spike(
+    series: StepSeries,
+    track: _Track,
+    peak: int,
+    stretch: tuple[int, int],
+    *,
+    rule: str,
+    baseline: float | None,
+    score: float | None,
+) -> Spike:
+    at = int(track.at[peak])
+    first, last = stretch
+    finite = bool(track.finite[peak])
+    return Spike(
+        step=int(series.step[at]),
+        first=int(series.step[track.at[first]]),
+        last=int(series.step[track.at[last]]),
+        num_steps=last - first + 1,
+        kind=track.kind if finite else "nonfinite",
+        signal=track.signal,
+        severity=track.severity if finite else "critical",
+        rule=rule,
+        value=float(track.value[peak]),
+        loss=float(series.loss[at]) if series.measured[at] else None,
+        baseline=baseline,
+        score=score,
+    )
+
+
+def _order(spike: Spike, *, rule: str) -> tuple[int, int, float, int]:
+    """Critical, warning, notice; inside by score (what has none after what has one), or by ratio under `median`."""
+    severity = SEVERITY_ORDER[spike.severity]
+    if spike.severity == "critical":
+        return severity, 0, 0.0, spike.first
+    if rule == "robust" and spike.score is not None:
+        return severity, 0, -spike.score, spike.first
+    return severity, 1, -(spike.ratio if spike.ratio is not None else -math.inf), spike.first

@@ -1,0 +1,102 @@
+"""The command line: `trimtab VERB`, one module a verb, imported only when its verb runs.
+
+Enters: arguments. Leaves: an exit code: 0 done, 1 nothing readable, 2 usage, 3 findings where a verdict was asked for.
+Invariant: what goes wrong is one line on standard error that begins with "Error:", never a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from trimtab import __version__
+from trimtab.errors import TrimtabError, UsageError
+
+EXIT_NOTHING_READABLE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class _Verb(NamedTuple):
+    module: str
+    short_help: str
+
+
+VERBS = {
+    "demo": _Verb("trimtab.cli.demo", "Fine-tune a small model, poison a few rows, and see them named."),
+    "rewind": _Verb("trimtab.cli.rewind", "Name the dataset rows behind a loss spike, from the log alone."),
+    "runs": _Verb("trimtab.cli.runs", "List the runs recorded on this machine."),
+}
+"""Every verb; its module holds the click command as `command`. The help page is written from here, without imports."""
+
+
+class _Trimtab(click.Group):
+    """Imports a verb's module when the verb is used, and turns what goes wrong into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        command = importlib.import_module(verb.module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.short_help) for name, verb in VERBS.items()])
+
+    def main(self, *args: Any, **settings: Any) -> NoReturn:
+        """Runs a verb and exits; arguments as click's own `main` takes them."""
+        settings["standalone_mode"] = False
+        sys.exit(self._run(*args, **settings))
+
+    def _run(self, *args: Any, **settings: Any) -> int:
+        try:
+            code = super().main(*args, **settings)
+            sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            return EXIT_USAGE
+        except click.ClickException as error:
+            return _fail(error.format_message(), code=error.exit_code)
+        except UsageError as error:
+            return _fail(str(error), code=EXIT_USAGE)
+        except TrimtabError as error:
+            return _fail(str(error), code=EXIT_NOTHING_READABLE)
+        except (click.Abort, KeyboardInterrupt):
+            return _fail("interrupted.", code=EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # The reader of a pipe, `head` for one, has seen enough. What is still in the buffer goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            return _fail(f"{error}. Check the path, its permissions and the room left on the disk.", code=1)
+        return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, *, code: int) -> int:
+    from trimtab.report.text import plain
+
+    click.echo(f"Error: {plain(' '.join(message.split()))}", err=True)
+    return code
+
+
+@click.group(cls=_Trimtab, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="trimtab", message="%(prog)s %(version)s")
+def main() -> None:
+    """Keeps a training run on course, and explains it when it leaves it.
+
+    \b
+    Example:
+        trimtab rewind runs/a          which rows were behind the spike?
+
+    \b
+    Exit codes: 0 done, 1 nothing readable, 2 usage, 3 findings where a verdict was asked for.
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace

@@ -1,0 +1,74 @@
+"""`trimtab runs`: the runs recorded on this machine."""
+
+from __future__ import annotations
+
+import datetime
+
+import click
+from rich.text import Text
+
+from trimtab import registry
+from trimtab.analysis.lookup import run_place
+from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, make_console, write_output
+from trimtab.registry import RegisteredRun
+from trimtab.report import as_json, terminal
+from trimtab.report.text import plain
+
+
+@click.command("runs")
+@click.option(
+    "--json",
+    "json_file",
+    type=OutputFile(allow_standard_output=True),
+    metavar="FILE",
+    help="Write the list as JSON; - for standard output, where nothing else is then printed.",
+)
+def command(json_file: str | None) -> int:
+    """Lists the runs recorded on this machine, the newest first.
+
+    \b
+    Example:
+        trimtab runs
+        trimtab rewind 20261129-2103       any unique beginning of an id will do
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
+    runs = registry.runs()
+    places = [run_place(run) for run in runs]
+    if json_file != STANDARD_OUTPUT:
+        _draw(runs, places)
+    if json_file:
+        entries = [_entry(run, place) for run, place in zip(runs, places, strict=True)]
+        write_output(json_file, as_json.dumps_document({"version": 1, "runs": entries}))
+    return 0
+
+
+def _draw(runs: list[RegisteredRun], places: list[str | None]) -> None:
+    console = make_console()
+    if not runs:
+        terminal.say(console, "No run is registered on this machine. Try it out with: trimtab demo")
+        return
+    table = terminal.make_table(
+        [("run", False), ("started", False), ("backend", False), ("where", False)], console=console
+    )
+    for run, place in zip(runs, places, strict=True):
+        where = plain(place) if place is not None else f"gone from {plain(run.path)}"
+        table.add_row(*map(Text, (plain(run.run_id), _started(run), plain(run.backend), where)))
+    console.print(table)
+
+
+def _entry(run: RegisteredRun, place: str | None) -> dict[str, object]:
+    return {
+        "run_id": run.run_id,
+        "created": run.created,
+        "backend": run.backend,
+        "task": run.task,
+        "path": place if place is not None else run.path,
+        "exists": place is not None,
+    }
+
+
+def _started(run: RegisteredRun) -> str:
+    """Local time to the minute; a clock that makes no sense is a dash."""
+    try:
+        return datetime.datetime.fromtimestamp(run.created).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return "-"

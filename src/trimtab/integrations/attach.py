@@ -1,0 +1,66 @@
+"""`attach`: the one verb for a trainer that somebody else wrote.
+
+Finds out which host the trainer belongs to by the names of its classes, so that no framework is imported which the
+user has not imported already, and hands over to that host's file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from trimtab.errors import UsageError
+
+if TYPE_CHECKING:
+    from trimtab.guard import GuardConfig
+    from trimtab.torch.run import Run
+
+
+def attach(
+    trainer: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    record: bool = True,
+    guard: GuardConfig | None = None,
+    row_id: str = "row_id",
+    run_id: str | None = None,
+) -> Run:
+    """Records a trainer's run, and keeps anomalous micro-batches out of its updates if a guard is given.
+
+    Call it once, before `trainer.train()`. Data order, gradients and weights stay bit-identical as long as the guard
+    leaves nothing out. With a guard the host waits for the device once a micro-batch.
+
+    Args:
+        trainer: A Hugging Face `Trainer`.
+        out: Folder under which `trimtab/<run_id>` is written; default: the trainer's own output folder.
+        record: False: no folder, no registry entry, no thread.
+        guard: Settings of the guard; None: nothing is ever skipped or dropped.
+        row_id: Column of an iterable dataset that holds the user's own integer row numbers; a map-style dataset's
+            rows are numbered by their index.
+        run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
+
+    Returns:
+        The run: `run.run_id`, `run.folder`, `run.event(...)`, `run.close()`.
+
+    Raises:
+        UsageError: If the trainer is of no known host, or Trimtab is attached to it already.
+
+    Example:
+        trainer = Trainer(model=model, args=args, train_dataset=rows)
+        run = trimtab.attach(trainer, guard=trimtab.GuardConfig(rule="robust"))
+        trainer.train()
+    """
+    origins = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__}
+    if any(package == "trl" for package, _ in origins):
+        raise UsageError(
+            f"{type(trainer).__name__} is a TRL trainer, whose fused loss this version cannot read. Use transformers' "
+            "Trainer, or trimtab.Run in a loop of your own."
+        )
+    if ("transformers", "Trainer") in origins:
+        from trimtab.integrations.hf import TrainerRun
+
+        return TrainerRun(trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id)
+    raise UsageError(
+        f"attach knows Hugging Face's Trainer, found {type(trainer).__module__}.{type(trainer).__qualname__}: use "
+        "trimtab.Run in a loop of your own."
+    )

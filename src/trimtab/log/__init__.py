@@ -1,0 +1,1 @@
+"""The only room that opens log files: what the live half wrote comes back as columns, tables and notices."""

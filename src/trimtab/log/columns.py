@@ -1,0 +1,149 @@
+"""Columns in which a log is read: parallel one-dimensional numpy arrays, one entry a record.
+
+Enters: what a reader decoded. Leaves: `RowColumns` and `StepColumns`, for the analysis to reduce. Invariant: all arrays
+of one value have the same length, and nothing in here knows a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class RowColumns(NamedTuple):
+    """Row records: one row of one micro-batch on one rank. Inside a block they stand in the order recorded.
+
+    Steps ascend within an attempt and rank. A row without supervised tokens has `num_tokens` 0 and `loss_sum` 0.
+
+    Attributes:
+        attempt: (N,) int32, 1 for the run's first start, one more for each time it was continued.
+        step: (N,) int64, 1-based optimizer step.
+        micro: (N,) int32, 0-based place of the micro-batch inside the step.
+        rank: (N,) int32, rank that trained on it.
+        row: (N,) int64, dataset row number.
+        loss_sum: (N,) float32 (own logs) or float64 (foreign ones), sum over supervised tokens; may be NaN or infinite.
+        num_tokens: (N,) int32 (own logs) or int64, supervised tokens.
+        reason: (N,) uint8, index into `trimtab.values.VERDICT_REASONS`.
+        keep: (N,) bool, whether the micro-batch took part in the update.
+    """
+
+    attempt: NDArray[np.int32]
+    step: NDArray[np.int64]
+    micro: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    row: NDArray[np.int64]
+    loss_sum: NDArray[np.floating]
+    num_tokens: NDArray[np.integer]
+    reason: NDArray[np.uint8]
+    keep: NDArray[np.bool_]
+
+    @property
+    def num_records(self) -> int:
+        """Number of row records (N); `len()` of a named tuple counts its fields instead."""
+        return int(self.step.size)
+
+    def take(self, which: NDArray[np.integer | np.bool_]) -> RowColumns:
+        """The records that an index array or a mask picks."""
+        return RowColumns._make(column[which] for column in self)
+
+    @classmethod
+    def empty(cls) -> RowColumns:
+        """No records, with the dtypes of our own log."""
+        return cls(
+            attempt=np.empty(0, np.int32),
+            step=np.empty(0, np.int64),
+            micro=np.empty(0, np.int32),
+            rank=np.empty(0, np.int32),
+            row=np.empty(0, np.int64),
+            loss_sum=np.empty(0, np.float32),
+            num_tokens=np.empty(0, np.int32),
+            reason=np.empty(0, np.uint8),
+            keep=np.empty(0, np.bool_),
+        )
+
+    @classmethod
+    def concat(cls, blocks: Iterable[RowColumns]) -> RowColumns:
+        """All blocks in one, in the order given; none gives `empty()`."""
+        parts = list(blocks)
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+class StepColumns(NamedTuple):
+    """Step records: one optimizer step on one rank.
+
+    Attributes:
+        attempt: (N,) int32, as in `RowColumns`.
+        rank: (N,) int32.
+        step: (N,) int64, 1-based.
+        loss: (N,) float64, what the run reported as its loss; NaN if unknown.
+        grad_norm: (N,) float64, gradient norm before clipping; NaN where not measured, and where it was NaN.
+        has_grad_norm: (N,) bool, tells the two apart.
+        lr: (N,) float64, learning rate of the first parameter group; NaN where unknown.
+        has_lr: (N,) bool.
+        reason: (N,) uint8, index into `trimtab.values.STEP_REASONS`.
+        clipped: (N,) int8, 1 clipped, 0 not, -1 unknown.
+        loss_scale: (N,) float64, the gradient scaler's scale; NaN without one.
+        wall_s: (N,) float64, seconds since the previous step ended; NaN if unknown.
+        num_tokens: (N,) int64, supervised tokens of the step on this rank.
+        num_skipped_micros: (N,) int64.
+        num_skipped_tokens: (N,) int64.
+    """
+
+    attempt: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    step: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    grad_norm: NDArray[np.float64]
+    has_grad_norm: NDArray[np.bool_]
+    lr: NDArray[np.float64]
+    has_lr: NDArray[np.bool_]
+    reason: NDArray[np.uint8]
+    clipped: NDArray[np.int8]
+    loss_scale: NDArray[np.float64]
+    wall_s: NDArray[np.float64]
+    num_tokens: NDArray[np.int64]
+    num_skipped_micros: NDArray[np.int64]
+    num_skipped_tokens: NDArray[np.int64]
+
+    @property
+    def num_records(self) -> int:
+        """Number of step records (N); `len()` of a named tuple counts its fields instead."""
+        return int(self.step.size)
+
+    def take(self, which: NDArray[np.integer | np.bool_]) -> StepColumns:
+        """The records that an index array or a mask picks."""
+        return StepColumns._make(column[which] for column in self)
+
+    @classmethod
+    def empty(cls) -> StepColumns:
+        """No records."""
+        return cls(
+            attempt=np.empty(0, np.int32),
+            rank=np.empty(0, np.int32),
+            step=np.empty(0, np.int64),
+            loss=np.empty(0, np.float64),
+            grad_norm=np.empty(0, np.float64),
+            has_grad_norm=np.empty(0, np.bool_),
+            lr=np.empty(0, np.float64),
+            has_lr=np.empty(0, np.bool_),
+            reason=np.empty(0, np.uint8),
+            clipped=np.empty(0, np.int8),
+            loss_scale=np.empty(0, np.float64),
+            wall_s=np.empty(0, np.float64),
+            num_tokens=np.empty(0, np.int64),
+            num_skipped_micros=np.empty(0, np.int64),
+            num_skipped_tokens=np.empty(0, np.int64),
+        )
+
+    @classmethod
+    def concat(cls, blocks: Iterable[StepColumns]) -> StepColumns:
+        """All blocks in one, in the order given; none gives `empty()`."""
+        parts = list(blocks)
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -1,0 +1,178 @@
+"""The run folder `<out>/trimtab/<run_id>/`: `run.json` and one journal a rank.
+
+Enters: an output folder and a header. Leaves: a folder for one attempt of one run. Invariant: a run that exists is
+never overwritten; `run.json` appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from trimtab.errors import LogError, UsageError
+from trimtab.log.frames import MAX_ATTEMPT
+from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
+from trimtab.log.scan import highest_attempt
+from trimtab.values import RunHeader
+
+HEADER_NAME: Final = "run.json"
+RUNS_NAME: Final = "trimtab"
+_JOURNAL: Final = re.compile(r"rank-(\d{5})\.journal\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where one attempt of a run is written.
+
+    Attributes:
+        path: The run folder.
+        header: What the attempt's first frame says; `run_id` is set.
+        attempt: 1 for the first start, one more for each continuation.
+    """
+
+    path: Path
+    header: RunHeader
+    attempt: int = 1
+
+
+def new_run_id(now: float) -> str:
+    """A run id like `20261129-210313-a1b2c3`: UTC time and six random hex digits.
+
+    Args:
+        now: Seconds since the epoch.
+    """
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(3)}"
+
+
+def run_path(out: str | os.PathLike[str], run_id: str) -> Path:
+    """Where the run lives under `out`, whether it exists or not.
+
+    Raises:
+        UsageError: The id cannot be a folder's name.
+    """
+    if not RUN_ID.match(run_id):
+        raise UsageError(
+            f"run_id {run_id!r} cannot name a folder: expected 1 to 64 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+    return Path(os.path.abspath(out)) / RUNS_NAME / run_id
+
+
+def create_run(out: str | os.PathLike[str], header: RunHeader) -> RunFolder:
+    """Makes the folder of a new run and its `run.json`.
+
+    Args:
+        out: The output folder, made where missing.
+        header: What is known of the run; a `run_id` of None gets a new one.
+
+    Returns:
+        The folder, attempt 1.
+
+    Raises:
+        UsageError: That run exists already, or the id cannot be a folder's name.
+        OSError: The folder cannot be written.
+    """
+    run_id = header.run_id if header.run_id is not None else new_run_id(header.created or time.time())
+    path = run_path(out, run_id)
+    header = replace(header, run_id=run_id)
+    document = dump_header(header)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError as error:
+        raise UsageError(
+            f"run {run_id} exists already in {path.parent}; nothing was overwritten. Choose another run_id, or "
+            "continue that run"
+        ) from error
+    _write_whole(path / HEADER_NAME, document)
+    return RunFolder(path, header)
+
+
+def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) -> RunFolder:
+    """The next attempt of a run that exists; its files are appended to.
+
+    Args:
+        out: The output folder the run was started with.
+        run_id: The run.
+        header: What is known of this attempt.
+
+    Returns:
+        The folder, with one attempt more than the highest in its journals.
+
+    Raises:
+        LogError: There is no such run, or it was written by a newer version.
+        UsageError: The id cannot be a folder's name, or there were 65,535 attempts.
+        OSError: The folder cannot be listed.
+    """
+    path = run_path(out, run_id)
+    if not is_run_folder(path):
+        raise LogError(f"no run {run_id} in {path.parent}; expected the folder {path} with a {HEADER_NAME} or journals")
+    read_header(path)  # a newer version is refused before anything is appended
+    attempt = 1 + max((highest_attempt(journal) for _, journal in journals(path)), default=0)
+    if attempt > MAX_ATTEMPT:
+        raise UsageError(f"run {run_id} in {path.parent} has been continued {MAX_ATTEMPT} times; start a new run")
+    return RunFolder(path, replace(header, run_id=run_id), attempt)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether the folder holds a `run.json` or a journal."""
+    return path.is_dir() and ((path / HEADER_NAME).is_file() or bool(journals(path)))
+
+
+def run_folders(out: str | os.PathLike[str]) -> list[Path]:
+    """Run folders under `<out>/trimtab`, newest last: by the start their header names, else by the file's time."""
+    runs = Path(os.path.abspath(out)) / RUNS_NAME
+    try:
+        entries = sorted(runs.iterdir())
+    except OSError:
+        return []
+    return sorted(filter(is_run_folder, entries), key=_started)
+
+
+def journals(path: Path) -> list[tuple[int, Path]]:
+    """Rank and file of each journal in a run folder, by rank."""
+    found = ((_JOURNAL.match(entry.name), entry) for entry in path.iterdir())
+    return sorted((int(match[1]), entry) for match, entry in found if match is not None and entry.is_file())
+
+
+def read_header(path: Path) -> tuple[RunHeader | None, list[str]]:
+    """What a folder's `run.json` says, and what was wrong with it; None if it is missing or no header.
+
+    Raises:
+        LogError: It was written by a newer version.
+    """
+    file = path / HEADER_NAME
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_HEADER_SIZE + 1)
+    except OSError as error:
+        return None, [f"{file}: {error.strerror}"]
+    return load_header(data, where=str(file))
+
+
+def _started(path: Path) -> tuple[float, str]:
+    try:
+        header, _ = read_header(path)
+    except LogError:
+        header = None
+    if header is not None and header.created:
+        return header.created, path.name
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:
+        return 0.0, path.name
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that appears whole or not at all, also after a crash of the machine."""
+    draft = path.with_name(path.name + ".new")
+    with draft.open("xb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)

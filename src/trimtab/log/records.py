@@ -1,0 +1,265 @@
+"""Turns what is handed to the recorder into blocks, in the writer thread.
+
+Enters: `MicroBatch`, `StepRow`, `Event` with arrays of any kind. Leaves: blocks for the journal, and a reason for each
+item that cannot be recorded. Invariant: one bad item costs that item and none of its neighbours.
+
+Policy: rows are int64, `num_tokens` 0 to 2**31 - 1, `loss_sums` are rounded to float32 (beyond its range: infinite). An
+entry without tokens is recorded with loss 0. Nothing is clipped: an item outside these ranges is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.log.blocks import (
+    MAX_RECORDS,
+    MicroColumns,
+    StepBlock,
+    encode_events,
+    encode_rows,
+    encode_steps,
+)
+from trimtab.log.frames import Block
+from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, StepRow, json_number
+
+_Item = TypeVar("_Item")
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+_MAX_FACTS_DEPTH: Final = 16
+_Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+_Joined = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+
+
+class RefusedError(Exception):
+    """An item that cannot be recorded; the message says what was found."""
+
+
+def row_blocks(items: Sequence[MicroBatch]) -> tuple[list[Block], list[str]]:
+    """Rows blocks of the micro-batches in their order, and why some were refused."""
+    whole, refused = _each_or_all(items, _gather)
+    return [encode_rows(part) for columns in whole for part in _split(columns)], refused
+
+
+def step_blocks(items: Sequence[StepRow]) -> tuple[list[Block], list[str]]:
+    """Steps blocks, and why some steps were refused."""
+    whole, refused = _each_or_all(items, _gather_steps)
+    return [encode_steps(columns) for columns in whole], refused
+
+
+def event_blocks(items: Sequence[Event]) -> tuple[list[Block], list[str]]:
+    """Events blocks, and why some events were refused."""
+    whole, refused = _each_or_all(items, lambda events: encode_events([_plain_event(event) for event in events]))
+    return whole, refused
+
+
+_Gathered = TypeVar("_Gathered")
+
+
+def _each_or_all(
+    items: Sequence[_Item], gather: Callable[[Sequence[_Item]], _Gathered]
+) -> tuple[list[_Gathered], list[str]]:
+    """All items at once; where that fails, one by one, so that only the bad ones are left out."""
+    if not items:
+        return [], []
+    try:
+        return [gather(items)], []
+    except Exception as error:  # noqa: BLE001 - whatever a foreign array raises costs its item, never the recorder
+        if len(items) == 1:
+            return [], [_reason(error)]
+    gathered: list[_Gathered] = []
+    refused: list[str] = []
+    for item in items:
+        good, bad = _each_or_all([item], gather)
+        gathered += good
+        refused += bad
+    return gathered, refused
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
+
+
+def _gather(items: Sequence[MicroBatch]) -> MicroColumns:
+    num_rows, row, loss_sum, num_tokens = _usual(items) or _unusual(items)
+    if num_tokens.size and (num_tokens.min() < 0 or num_tokens.max() > _INT32_MAX):
+        raise RefusedError(f"num_tokens from {num_tokens.min()} to {num_tokens.max()}, not 0 to {_INT32_MAX}")
+    loss_sum[num_tokens == 0] = 0.0
+    reason = _integers([item.reason for item in items], "reason", len(VERDICT_REASONS) - 1)
+    if reason.min() < 0:
+        raise RefusedError(f"reason {reason.min()}, not an index into VERDICT_REASONS")
+    return MicroColumns(
+        step=_integers([item.step for item in items], "step", _INT64_MAX),
+        micro=_integers([item.micro for item in items], "micro", _INT32_MAX),
+        num_rows=num_rows,
+        reason=reason,
+        keep=np.array([item.keep for item in items], np.bool_),
+        row=row,
+        num_tokens=num_tokens,
+        loss_sum=loss_sum,
+    )
+
+
+def _usual(items: Sequence[MicroBatch]) -> _Joined | None:
+    """The arrays of all items joined, if nothing about them is unusual: checked once a block, not once an item.
+
+    Joined, they show it: only integers join to a signed integer, and only one-dimensional arrays to one dimension.
+    """
+    if any(item.packed for item in items):
+        return None
+    rows = [np.asarray(item.rows) for item in items]
+    sums = [np.asarray(item.loss_sums) for item in items]
+    tokens = [np.asarray(item.num_tokens) for item in items]
+    num_rows = [entry.size for entry in rows]
+    row, loss_sum, num_tokens = np.concatenate(rows), np.concatenate(sums), np.concatenate(tokens)
+    kinds = row.dtype.kind + loss_sum.dtype.kind + num_tokens.dtype.kind
+    if kinds != "ifi" or not row.ndim == loss_sum.ndim == num_tokens.ndim == 1:
+        return None
+    if num_rows != [entry.size for entry in sums] or num_rows != [entry.size for entry in tokens]:
+        return None
+    return (
+        np.array(num_rows),
+        row.astype(np.int64, copy=False),
+        _float32(loss_sum),
+        num_tokens.astype(np.int64, copy=False),
+    )
+
+
+def _unusual(items: Sequence[MicroBatch]) -> _Joined:
+    rows, sums, tokens = zip(*[_arrays(item) for item in items], strict=True)
+    return (
+        np.array([entry.size for entry in rows]),
+        np.concatenate(rows, dtype=np.int64, casting="unsafe"),
+        _float32(np.concatenate(sums)),
+        np.concatenate(tokens, dtype=np.int64, casting="unsafe"),
+    )
+
+
+def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def _arrays(item: MicroBatch) -> _Arrays:
+    rows, sums, tokens = np.asarray(item.rows), np.asarray(item.loss_sums), np.asarray(item.num_tokens)
+    if not (rows.ndim == sums.ndim == tokens.ndim == 1 and rows.size == sums.size == tokens.size):
+        raise RefusedError(
+            f"step {item.step}, micro {item.micro}: rows of shape {rows.shape}, losses {sums.shape}, tokens "
+            f"{tokens.shape}; expected three of the same length"
+        )
+    kinds = rows.dtype.kind + sums.dtype.kind + tokens.dtype.kind
+    # An empty Python list becomes float64: nothing stands in it that could be wrong.
+    if rows.size and (kinds[0] not in "iu" or kinds[1] not in "fiu" or kinds[2] not in "iub"):
+        raise RefusedError(
+            f"step {item.step}, micro {item.micro}: rows are {rows.dtype}, losses {sums.dtype}, tokens {tokens.dtype}; "
+            "expected integers, floats, integers"
+        )
+    # Unsigned numbers above int64 would come out negative.
+    for name, values in (("row", rows), ("num_tokens", tokens)):
+        if values.dtype == np.uint64 and values.size and values.max() > _INT64_MAX:
+            raise RefusedError(f"step {item.step}, micro {item.micro}: {name} {values.max()} is above int64")
+    return _sum_by_row(rows, sums, tokens) if item.packed and rows.size else (rows, sums, tokens)
+
+
+def _sum_by_row(rows: NDArray[Any], sums: NDArray[Any], tokens: NDArray[Any]) -> _Arrays:
+    """Entries that are tokens of packed sequences, summed into one entry a row, in ascending order of rows."""
+    if tokens.dtype.kind == "i" and tokens.min() < 0:
+        raise RefusedError(f"num_tokens {tokens.min()}, not 0 to {_INT32_MAX}")
+    row, place = np.unique(rows, return_inverse=True)
+    supervised = tokens > 0  # the others have no loss, whatever value stands there
+    with np.errstate(invalid="ignore"):
+        loss_sum = np.bincount(place[supervised], weights=sums[supervised], minlength=row.size)
+    num_tokens = np.bincount(place, weights=tokens, minlength=row.size)
+    return row, loss_sum, num_tokens.astype(np.int64)
+
+
+def _split(columns: MicroColumns) -> Iterator[MicroColumns]:
+    """The columns in parts that a block can hold; a micro-batch over the bound goes on in the next block."""
+    if columns.row.size <= MAX_RECORDS:
+        yield columns
+        return
+    ends = np.cumsum(columns.num_rows)
+    starts = ends - columns.num_rows
+    for low in range(0, columns.row.size, MAX_RECORDS):
+        high = min(low + MAX_RECORDS, columns.row.size)
+        inside = (starts < high) & (ends > low)
+        yield MicroColumns(
+            step=columns.step[inside],
+            micro=columns.micro[inside],
+            num_rows=np.minimum(ends[inside], high) - np.maximum(starts[inside], low),
+            reason=columns.reason[inside],
+            keep=columns.keep[inside],
+            row=columns.row[low:high],
+            num_tokens=columns.num_tokens[low:high],
+            loss_sum=columns.loss_sum[low:high],
+        )
+
+
+def _gather_steps(items: Sequence[StepRow]) -> StepBlock:
+    reason = _integers([item.reason for item in items], "reason", len(STEP_REASONS) - 1)
+    if reason.min() < 0:
+        raise RefusedError(f"reason {reason.min()}, not an index into STEP_REASONS")
+    wall_s = np.array([_float(item.wall_s) for item in items])
+    with np.errstate(over="ignore"):
+        wall_s = wall_s.astype(np.float32).astype(np.float64)  # 60 ns in a second: half the bytes of a clock's noise
+    return StepBlock(
+        step=_integers([item.step for item in items], "step", _INT64_MAX),
+        loss=np.array([_float(item.loss) for item in items]),
+        grad_norm=np.array([_float(item.grad_norm) for item in items]),
+        has_grad_norm=np.array([item.grad_norm is not None for item in items]),
+        lr=np.array([_float(item.lr) for item in items]),
+        has_lr=np.array([item.lr is not None for item in items]),
+        reason=reason,
+        clipped=np.array([-1 if item.clipped is None else int(bool(item.clipped)) for item in items], np.int8),
+        loss_scale=np.array([_float(item.loss_scale) for item in items]),
+        wall_s=wall_s,
+        num_tokens=_integers([item.num_tokens for item in items], "num_tokens", _INT64_MAX),
+        num_skipped_micros=_integers([item.num_skipped_micros for item in items], "num_skipped_micros", _INT64_MAX),
+        num_skipped_tokens=_integers([item.num_skipped_tokens for item in items], "num_skipped_tokens", _INT64_MAX),
+    )
+
+
+def _float(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _integers(values: Sequence[Any], name: str, highest: int) -> NDArray[np.int64]:
+    numbers = np.array(values)
+    if numbers.dtype.kind not in "iu":  # tensors among numbers, or no integers at all: TypeError
+        numbers = np.array([operator.index(value) for value in values])
+    if numbers.dtype.kind not in "iu" or numbers.max() > highest or numbers.min() < -highest - 1:
+        raise RefusedError(f"{name} from {min(values)} to {max(values)}: beyond {highest}")
+    return numbers.astype(np.int64, copy=False)
+
+
+def _plain_event(event: Event) -> Event:
+    step = operator.index(event.step)
+    if abs(step) > _INT64_MAX:
+        raise RefusedError(f"event {event.kind!r}: step {step} is beyond int64")
+    time = float(event.time)
+    if not abs(time) < 1e300:
+        raise RefusedError(f"event {event.kind!r}: time {time}")
+    return Event(str(event.kind), step, time, {str(key): _plain(fact, 0) for key, fact in event.facts.items()})
+
+
+def _plain(fact: Any, depth: int) -> Any:
+    """A fact as strict JSON holds it; what JSON has no form for becomes text."""
+    if fact is None or isinstance(fact, (bool, str)):
+        return fact
+    if isinstance(fact, int):
+        return int(fact) if abs(fact) <= _INT64_MAX else str(fact)
+    if isinstance(fact, float):
+        return json_number(float(fact))
+    if depth < _MAX_FACTS_DEPTH:
+        if isinstance(fact, dict):
+            return {str(key): _plain(value, depth + 1) for key, value in fact.items()}
+        if isinstance(fact, (list, tuple)):
+            return [_plain(value, depth + 1) for value in fact]
+    if hasattr(fact, "tolist"):  # numpy scalars, arrays, tensors
+        return _plain(fact.tolist(), depth + 1) if depth < _MAX_FACTS_DEPTH else str(fact)
+    return str(fact)

@@ -1,0 +1,143 @@
+"""The local list of runs: where each was recorded, so that `trimtab rewind` finds the newest by itself.
+
+Enters: a run's header and folder when it starts. Leaves: runs, newest first. Invariant: it is a convenience; nothing
+about it ever fails a run or a reader. A shared home, a lock, a full disk, a damaged file: less is listed, none raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trimtab.values import RunHeader
+
+_log = logging.getLogger("trimtab.registry")
+_BUSY_S: Final = 0.5  # a run's start may wait so long for another's; a home on a dead network mount is not our wait
+_NAME: Final = "runs.sqlite"
+_COLUMNS: Final = "run_id, path, backend, task, created, out, experiment"
+_TABLE: Final = (
+    "create table if not exists runs (run_id text not null, path text not null primary key, backend text not null,"
+    " task text, created real not null, out text, experiment text)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredRun:
+    """One run in the list.
+
+    Attributes:
+        run_id: The run.
+        path: Its run folder, absolute; it may have gone since.
+        backend: As in `RunHeader`.
+        task: As in `RunHeader`.
+        created: Start of the run, seconds since the epoch.
+        out: The folder the user named, absolute.
+        experiment: As in `RunHeader`.
+    """
+
+    run_id: str
+    path: str
+    backend: str
+    task: str | None
+    created: float
+    out: str | None
+    experiment: str | None
+
+
+def data_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+    """`$TRIMTAB_HOME`, else the platform's folder for application data with `trimtab` below it."""
+    if environ.get("TRIMTAB_HOME"):
+        return Path(environ["TRIMTAB_HOME"])
+    home = Path("~").expanduser()
+    if platform == "darwin":
+        return home / "Library" / "Application Support" / "trimtab"
+    if platform == "win32":
+        return Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "trimtab"
+    return Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "trimtab"
+
+
+def register(header: RunHeader, path: str | os.PathLike[str]) -> bool:
+    """Adds a run, or replaces the entry of the same folder.
+
+    Args:
+        header: The run's header; one without a `run_id` is not registered.
+        path: Its run folder.
+
+    Returns:
+        Whether it is in the list now. Never raises for what the file or the folder is like.
+    """
+    if header.run_id is None:
+        return False
+    out = None if header.out is None else os.path.abspath(header.out)
+    entry = (
+        header.run_id, os.path.abspath(path), header.backend, header.task, header.created, out, header.experiment,
+    )  # fmt: skip
+    try:
+        folder = data_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / _NAME
+        try:
+            _insert(file, entry)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # locked, read-only, full: the file may be as good as ever
+            _move_aside(file)
+            _insert(file, entry)
+    except (OSError, sqlite3.Error, OverflowError) as error:
+        _log.debug("run %s was not registered: %s", header.run_id, error)
+        return False
+    return True
+
+
+def runs() -> list[RegisteredRun]:
+    """All runs, newest first; none where the list cannot be read."""
+    return _select("", ())
+
+
+def find(prefix: str) -> list[RegisteredRun]:
+    """Runs whose id is `prefix`, else those whose id starts with it; newest first."""
+    exact = _select("where run_id = ?", (prefix,))
+    return exact or _select("where substr(run_id, 1, length(?)) = ?", (prefix, prefix))
+
+
+def newest() -> RegisteredRun | None:
+    """The run that started last; None where there is none."""
+    return next(iter(_select("", ())), None)
+
+
+def _select(where: str, values: tuple[str, ...]) -> list[RegisteredRun]:
+    try:
+        file = data_folder() / _NAME
+        if not file.exists():
+            return []
+        with _connect(file) as connection:
+            found = connection.execute(f"select {_COLUMNS} from runs {where} order by created desc, rowid desc", values)
+            return [RegisteredRun(*entry) for entry in found]
+    except (OSError, sqlite3.Error) as error:
+        _log.debug("the list of runs cannot be read: %s", error)
+        return []
+
+
+def _insert(file: Path, entry: tuple[object, ...]) -> None:
+    with _connect(file) as connection, connection:
+        connection.execute(_TABLE)
+        connection.execute(f"insert or replace into runs ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?)", entry)
+
+
+@contextmanager
+def _connect(file: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file, timeout=_BUSY_S)) as connection:
+        yield connection
+
+
+def _move_aside(file: Path) -> None:
+    """A file that is no database any more is kept under another name, and a new list begins."""
+    _log.debug("%s is damaged; it was moved aside and a new list begun", file)
+    file.replace(file.with_name(file.name + ".damaged"))

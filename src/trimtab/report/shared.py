@@ -1,0 +1,40 @@
+"""What several runs have in common, in words.
+
+Enters: shared spikes and the number of runs. Leaves: lines on a console. Invariant: only the same rows, or the same
+steps where no rows are known, are called the data's doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from trimtab.analysis.shared import SharedSpike
+from trimtab.report.terminal import say
+
+MAX_SHARED = 20
+"""Shared spikes listed."""
+
+
+def render_shared(shared: Sequence[SharedSpike], *, num_runs: int, console: Console) -> None:
+    """Draws what spikes in two of the runs or more."""
+    say(console, "")
+    if not shared:
+        say(console, f"No step and no leading row is out of line in more than one of the {num_runs} runs.")
+    for spike in shared[:MAX_SHARED]:
+        say(console, _in_words(spike, num_runs=num_runs))
+    if len(shared) > MAX_SHARED:
+        say(console, f"and {len(shared) - MAX_SHARED} more shared spikes; --json lists them")
+
+
+def _in_words(spike: SharedSpike, *, num_runs: int) -> str:
+    runs = f"in {len(spike.runs)} of {num_runs} runs"
+    rows = ("row " if len(spike.rows) == 1 else "rows ") + ", ".join(map(str, spike.rows))
+    if spike.step is None:
+        return f"{rows}, at different steps: the same rows spike {runs}: the data's doing"
+    if spike.rows:
+        return f"Step {spike.step}, {rows}: the same rows spike {runs}: the data's doing"
+    if spike.rows_known:
+        return f"Step {spike.step} spikes {runs}, but at other rows: not the data's doing"
+    return f"Step {spike.step} spikes {runs}; no rows are known. In the same data order that is the data's doing"

@@ -1,0 +1,150 @@
+"""Findings as text for a terminal or a file.
+
+Enters: findings and a rich console. Leaves: lines of ASCII on that console. Invariant: nothing that came from a log is
+interpreted, neither as markup nor by the terminal; every value is drawn as `plain` text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.report.headline import headline
+from trimtab.report.text import plain
+from trimtab.values import Findings, RowShare, Spike, json_number
+
+MAX_SPIKES = 20
+"""Findings listed."""
+
+WIDE = 96
+"""Characters a line from which every column of the findings fits; below, baseline and score are left out."""
+
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "notice": "cyan"}
+
+# Columns are told apart by space alone: with lines the findings do not fit into 80 characters.
+PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+
+
+def render(findings: Findings, *, console: Console, previews: bool = True) -> None:
+    """Draws the findings of one run.
+
+    Args:
+        findings: What `rewind` found.
+        console: Where to draw; made without markup, emoji and highlighting it draws the same everywhere.
+        previews: Whether to say that rows are shown without their text.
+    """
+    name = findings.run_id or findings.source
+    steps = "1 step" if findings.num_steps == 1 else f"{findings.num_steps} steps"
+    say(console, f"Run {plain(name)}: {steps}, rule {findings.rule}", style="bold")
+    if findings.run_id:
+        say(console, f"read from {plain(findings.source)}")
+    say(console, "")
+
+    if findings.spikes:
+        _draw_spikes(findings.spikes, console=console)
+        more = len(findings.spikes) - MAX_SPIKES + findings.spikes_left_out
+        if more > 0:
+            say(console, f"and {more} more; --json lists up to 1,000")
+    else:
+        say(console, f"No spike: none of the {steps} is out of line.")
+
+    sentences = headline(findings)
+    if sentences:
+        say(console, "")
+        for sentence in sentences:
+            say(console, sentence, style="bold")
+        say(console, "")
+        _draw_rows(findings, console=console)
+        if previews:
+            row = findings.rows[0].row
+            say(console, f"Preview withheld: the log holds no text. Look the row up yourself: dataset[{row}]")
+    if findings.notices:
+        say(console, "")
+    for notice in findings.notices:
+        say(console, f"Note: {plain(notice)}")
+
+
+def say(console: Console, line: str, *, style: str = "") -> None:
+    """One line as it stands, however narrow the console; the text must be plain already."""
+    console.print(Text(line, style=style), soft_wrap=True)
+
+
+def make_table(columns: Sequence[tuple[str, bool]], *, console: Console) -> Table:
+    """An empty table; `columns` are headings, and whether the column holds numbers."""
+    table = Table(box=PLAIN_BOX, padding=(0, 2 if console.width >= WIDE else 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading, is_number in columns:
+        # "fold" cuts a long cell into lines; the other ways mark the cut with a character that is not ASCII.
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    return table
+
+
+def number(value: float | None) -> str:
+    """A number in at most five digits; a dash where there is none."""
+    shown = json_number(value)
+    if shown is None:
+        return "-"
+    return shown if isinstance(shown, str) else f"{shown:.5g}"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, one decimal; a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _draw_spikes(spikes: Sequence[Spike], *, console: Console) -> None:
+    headings = ["severity", "step", "kind", "value", "baseline", "ratio", "score", "rule", "row", "share"]
+    if console.width < WIDE:
+        headings = [heading for heading in headings if heading not in ("baseline", "score")]
+    left = ("severity", "kind", "rule")
+    table = make_table([(heading, heading not in left) for heading in headings], console=console)
+    for spike in spikes[:MAX_SPIKES]:
+        cells = _spike_cells(spike)
+        style = SEVERITY_STYLES[spike.severity]
+        table.add_row(*(Text(cells[name], style=style if name == "severity" else "") for name in headings))
+    console.print(table)
+
+
+def _spike_cells(spike: Spike) -> dict[str, str]:
+    return {
+        "severity": spike.severity,
+        "step": str(spike.step) if spike.first == spike.last else f"{spike.first}-{spike.last}",
+        "kind": "nonfinite norm" if spike.kind == "nonfinite" and spike.signal == "grad_norm" else spike.kind,
+        "value": number(spike.value),
+        "baseline": number(spike.baseline),
+        "ratio": number(spike.ratio),
+        "score": number(spike.score),
+        "rule": spike.rule,
+        "row": "-" if spike.row is None else str(spike.row),
+        "share": percent(spike.row_share),
+    }
+
+
+def _draw_rows(findings: Findings, *, console: Console) -> None:
+    table = make_table(
+        [
+            ("row", True),
+            ("count", True),
+            ("loss", True),
+            ("tokens", True),
+            ("share", True),
+            ("excess", True),
+            ("rank", True),
+        ],
+        console=console,
+    )
+    for row in findings.rows:
+        table.add_row(*map(Text, _row_cells(row)))
+    console.print(table)
+    if findings.rows_left_out:
+        say(console, f"and {findings.rows_left_out} more rows; --top lists more")
+
+
+def _row_cells(row: RowShare) -> tuple[str, ...]:
+    loss = "no supervised tokens" if row.loss is None else number(row.loss)
+    share = "-" if row.loss is None else percent(row.share)
+    excess = "-" if row.excess is None else f"{row.excess:+.5g}"
+    return str(row.row), str(row.count), loss, str(row.tokens), share, excess, str(row.rank)

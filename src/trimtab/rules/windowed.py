@@ -1,0 +1,151 @@
+"""What every rule with a window shares: finite first, warm-up, what enters, state.
+
+A value comes in; `judge` settles the cases that need no baseline and leaves the comparison to the rule. Invariant: the
+window never holds a value that is not finite (one NaN would make every later comparison False, one infinity the mean).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from trimtab.errors import UsageError
+from trimtab.rules.window import Window, float32
+from trimtab.values import Verdict
+
+STATE_VERSION = 1
+
+
+class WindowedRule(ABC):
+    """A rule that compares a value with the last `window_size` absorbed ones.
+
+    Args:
+        window_size: How many values the baseline looks back at most, 1 or more.
+        min_history: How many values must lie behind before anything is compared, 1 to `window_size`.
+
+    Raises:
+        UsageError: The two make no sense, alone or together.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, *, window_size: int, min_history: int) -> None:
+        check_history(window_size, min_history=min_history)
+        self._window = Window(window_size)
+        self._min_history = min_history
+
+    @property
+    def window_size(self) -> int:
+        """How many values the baseline looks back at most."""
+        return self._window.size
+
+    @property
+    def min_history(self) -> int:
+        """How many values must lie behind before anything is compared."""
+        return self._min_history
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, float]:
+        """Every setting that decides, by the name of its argument."""
+
+    @abstractmethod
+    def _compare(self, loss: float) -> Verdict:
+        """Verdict on a finite float32 value with at least `min_history` values behind."""
+
+    def judge(self, x: float) -> Verdict:
+        """Judges one value against the window; changes nothing.
+
+        Args:
+            x: The value; rounded to float32 here.
+
+        Returns:
+            `nonfinite` (not kept, in warm-up too), `warmup` (kept), or what the comparison says.
+        """
+        loss = float32(x)
+        if not math.isfinite(loss):
+            return Verdict(keep=False, reason="nonfinite", loss=loss)
+        if len(self._window) < self._min_history:
+            return Verdict(keep=True, reason="warmup", loss=loss)
+        return self._compare(loss)
+
+    def absorb(self, x: float) -> None:
+        """Takes one value into the window; a value that is not finite as float32 is ignored."""
+        loss = float32(x)
+        if math.isfinite(loss):
+            self._window.absorb(loss)
+
+    def replace(self, values: Iterable[float]) -> None:
+        """Makes the most recent `window_size` finite ones of `values` (oldest first) the whole window."""
+        self._window.replace(x for x in map(float32, values) if math.isfinite(x))
+
+    def reset(self) -> None:
+        """Forgets every value: the next ones are warm-up again."""
+        self._window.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Version, name, settings and window as plain types; JSON-ready, never a number that is not finite."""
+        return {
+            "version": STATE_VERSION,
+            "rule": self.name,
+            "settings": self.settings,
+            "window": self._window.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the window of a `state_dict()`.
+
+        Args:
+            state: What `state_dict()` of the same rule with the same settings gave.
+
+        Raises:
+            UsageError: It is of another version or rule, or was saved under other settings; nothing has changed then.
+        """
+        check_state(state, expected={"version": STATE_VERSION, "rule": self.name, "settings": self.settings})
+        self._window.load_state_dict(state["window"])
+
+
+def check_state(state: dict[str, Any], *, expected: dict[str, Any]) -> None:
+    """Refuses a state that was not saved by the object that is to take it over.
+
+    Args:
+        state: A `state_dict()`.
+        expected: The entries that must be found in it, unchanged.
+
+    Raises:
+        UsageError: An entry is missing or differs; names it, what was found, and what to do.
+    """
+    for key, wanted in expected.items():
+        found = state.get(key)
+        if found != wanted:
+            raise UsageError(
+                f"This state was saved with {key} {found!r}; here {key} is {wanted!r}. Build the guard or rule as it "
+                "was when the state was saved, or leave the state out: the history then starts empty."
+            )
+
+
+def check_history(window_size: int, *, min_history: int) -> None:
+    """Refuses a window that could never be judged by.
+
+    Args:
+        window_size: Values looked back at most.
+        min_history: Values needed before anything is compared.
+
+    Raises:
+        UsageError: One is not a whole number of 1 or more, or `min_history` exceeds `window_size`.
+    """
+    check_whole(window_size, name="window_size")
+    check_whole(min_history, name="min_history")
+    if window_size < min_history:
+        raise UsageError(
+            f"window_size={window_size} is smaller than min_history={min_history}: the window could never hold enough "
+            f"values to judge by. Use window_size={min_history} or more, or min_history={window_size} or less."
+        )
+
+
+def check_whole(value: int, *, name: str) -> None:
+    """Refuses anything but a whole number of 1 or more, with `UsageError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name}={value!r} makes no sense: use a whole number of 1 or more.")

@@ -1,0 +1,326 @@
+"""`RunCore`: guard and recorder behind the few verbs that an adapter needs; framework-free.
+
+An adapter (the public `Run` of a loop of one's own, the Hugging Face integration) translates its host's moments into
+these verbs, in this order:
+
+    judge -> record_micro_batch      once a micro-batch
+    drop_reason -> end_step          once an optimizer step
+    evaluation, event                whenever
+    close                            at the end
+
+What enters are numbers and array-likes; what leaves is a verdict, the log, and a `state_dict`. The run folder is made
+when the first thing is recorded, so that `load_state_dict` can still name the run that is to be continued. Nothing
+that goes wrong while recording is raised into training; an error in a decision is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trimtab.errors import LogError, TrimtabWarning, UsageError
+from trimtab.guard import GuardConfig, PerTokenLossGuard
+from trimtab.log.folder import RunFolder, continue_run, create_run, is_run_folder, new_run_id, run_path
+from trimtab.notices import say, warn, warn_once
+from trimtab.recorder import Recorder
+from trimtab.registry import register
+from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RunHeader, StepReason, StepRow, Verdict
+
+STATE_VERSION = 1
+_REASON_CODE = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
+_STEP_CODE = {reason: code for code, reason in enumerate(STEP_REASONS)}
+
+
+def switched_off() -> bool:
+    """Whether `TRIMTAB=off` in the environment asks Trimtab to do nothing; said once a process."""
+    if os.environ.get("TRIMTAB", "").strip().lower() != "off":
+        return False
+    warn_once("run", "Trimtab does nothing: TRIMTAB=off is set in the environment.", cause="switched off")
+    return True
+
+
+@dataclass(slots=True)
+class WindowCounts:
+    """What the host knows about the accumulation window that is being filled.
+
+    The token counts are known only where a guard judges on the host; without one they stay 0.
+    """
+
+    num_micros: int = 0
+    num_tokens: int = 0
+    num_skipped_micros: int = 0
+    num_skipped_tokens: int = 0
+
+    @property
+    def num_kept_micros(self) -> int:
+        """Micro-batches that take part in the update."""
+        return self.num_micros - self.num_skipped_micros
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Supervised tokens that take part in the update."""
+        return self.num_tokens - self.num_skipped_tokens
+
+
+class RunCore:
+    """One training run: which step it is in, what its guard decides, and where it is recorded."""
+
+    def __init__(
+        self,
+        header: RunHeader,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        guard: GuardConfig | None = None,
+        record: bool = True,
+        run_id: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepares a run; nothing is written yet.
+
+        Args:
+            header: What is known about the run; `run_id`, `created` and `out` are filled in here.
+            out: Folder under which the run folder `trimtab/<run_id>` is made.
+            guard: Settings of the guard; None: nothing is ever skipped or dropped.
+            record: False: no folder, no registry entry, no thread.
+            run_id: An existing run of `out` to continue as its next attempt, or a name for a new one.
+            clock: Seconds since the epoch.
+
+        Raises:
+            UsageError: If `run_id` cannot be a folder name, or `out` is missing while recording.
+        """
+        if record and out is None:
+            raise UsageError("Recording needs a folder, found out=None: name one, or pass record=False.")
+        if out is not None and run_id is not None:
+            run_path(out, run_id)  # refuses an id that cannot name a folder
+        if guard is not None and not guard.enabled:
+            warnings.warn(
+                "The guard that was handed over is off (rule 'mean' with multiplier None), so nothing will be "
+                'skipped: pass GuardConfig(rule="robust"), or GuardConfig(multiplier=2.0), or guard=None.',
+                TrimtabWarning,
+                stacklevel=4,
+            )
+            guard = None
+        self.config = guard
+        self.guard = PerTokenLossGuard.from_config(guard) if guard is not None else None
+        self.window = WindowCounts()
+        self.step = 1
+        self._header = header
+        self._out = Path(out) if out is not None else None
+        self._run_id = run_id
+        self._clock = clock
+        self._record = record
+        self._opened = False
+        self._closed = False
+        self._recorder: Recorder | None = None
+        self._folder: RunFolder | None = None
+        self._last_step_ended: float | None = None
+
+    # What the adapter asks.
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None while nothing was recorded and none was given."""
+        return self._folder.header.run_id if self._folder is not None else self._run_id
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None until something was recorded, and for good with `record=False`."""
+        return self._folder.path if self._folder is not None else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has ended a recorded run."""
+        return self._closed
+
+    @property
+    def num_dropped(self) -> int:
+        """Records that the recorder could not keep, because the disk was slower than the run."""
+        return self._recorder.num_dropped if self._recorder is not None else 0
+
+    def judge(self, loss_sum: float, num_tokens: int, *, aux: float = 0.0) -> Verdict:
+        """Decides about the micro-batch at hand, before its backward.
+
+        Args:
+            loss_sum: Sum of its loss over supervised tokens.
+            num_tokens: Their count.
+            aux: Sum of its further loss terms; the micro-batch is skipped if this is not finite.
+
+        Returns:
+            The guard's verdict.
+
+        Raises:
+            GuardLockupError: If the guard is set to raise on a lock-up.
+        """
+        assert self.guard is not None, "judge() belongs to a run with a guard"
+        # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
+        verdict = self.guard.check(loss_sum + aux * 0.0, num_tokens, step=self.step)
+        self.window.num_tokens += num_tokens
+        if not verdict.keep:
+            self.window.num_skipped_micros += 1
+            self.window.num_skipped_tokens += num_tokens
+        return verdict
+
+    def record_micro_batch(
+        self, rows: Any, loss_sums: Any, num_tokens: Any, *, verdict: Verdict | None = None, packed: bool = False
+    ) -> None:
+        """Hands one micro-batch to the recorder; the arguments are those of `MicroBatch`. Never raises, never waits."""
+        micro = self.window.num_micros
+        self.window.num_micros += 1
+        if not self._record:
+            return
+        reason, keep = (0, True) if verdict is None else (_REASON_CODE[verdict.reason], verdict.keep)
+        self._put(MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed))
+
+    def drop_reason(self) -> StepReason | None:
+        """Why the window that is complete must not be stepped; None if it may. Always None without a guard."""
+        if self.guard is None or self.window.num_kept_tokens > 0:
+            return None
+        if self.window.num_skipped_micros:
+            return "all_skipped"
+        warn_once(
+            "run",
+            f"Step {self.step} had no supervised token at all and was not taken: look for rows whose labels are all "
+            "ignored (a prompt longer than the cut, a wrong template). Said once.",
+            cause=f"no tokens {id(self)}",
+        )
+        return "no_tokens"
+
+    def begin_step(self, step: int) -> None:
+        """Tells which optimizer step (1-based) comes now; for hosts that keep their own count."""
+        self.step = step
+        self.window = WindowCounts()
+
+    def end_step(
+        self,
+        reason: StepReason = "stepped",
+        *,
+        loss: Any = float("nan"),
+        num_tokens: Any = 0,
+        grad_norm: Any = None,
+        lr: Any = None,
+        clipped: Any = None,
+        loss_scale: Any = None,
+    ) -> None:
+        """Records the optimizer step that just ended and opens the next window; the arguments are those of `StepRow`."""
+        now = self._clock()
+        wall_s = now - self._last_step_ended if self._last_step_ended is not None else float("nan")
+        self._last_step_ended = now
+        if self._record:
+            self._put(
+                StepRow(
+                    self.step,
+                    loss,
+                    grad_norm,
+                    lr,
+                    _STEP_CODE[reason],
+                    clipped,
+                    loss_scale,
+                    wall_s,
+                    num_tokens,
+                    self.window.num_skipped_micros,
+                    self.window.num_skipped_tokens,
+                )
+            )
+        self.begin_step(self.step + 1)
+
+    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Records that something happened during the present step."""
+        if self._record:
+            self._put(Event(kind, self.step, self._clock(), dict(facts)))
+
+    def evaluation(self, loss: float, metrics: Mapping[str, Any]) -> None:
+        """Records the result of an evaluation; it never mixes with the training loss."""
+        self.event("evaluation", {"loss": loss, **metrics})
+
+    def flush(self, *, timeout_s: float = 30.0) -> bool:
+        """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""
+        return self._recorder.flush(timeout_s) if self._recorder is not None else True
+
+    def close(self, *, reason: str = "closed") -> None:
+        """Ends the run: writes what is pending. A second call does nothing."""
+        if self._recorder is None:
+            return
+        self.event("end", {"reason": reason})
+        recorder, self._recorder, self._record, self._closed = self._recorder, None, False, True
+        recorder.close()
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides, as plain values: put it into every checkpoint.
+
+        Returns:
+            A dict of str, int, float, list and dict only.
+        """
+        return {
+            "version": STATE_VERSION,
+            "run_id": self.run_id,
+            "step": self.step,
+            "guard": self.guard.state_dict() if self.guard is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken: same run, next attempt, same guard history.
+
+        Raises:
+            UsageError: If something was recorded already, or the state is of another version or guard.
+        """
+        if self._opened or self.window.num_micros:
+            raise UsageError(
+                f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
+                "is made, before the first micro_batch."
+            )
+        if state.get("version") != STATE_VERSION:
+            raise UsageError(
+                f"This state is of version {state.get('version')!r}, expected {STATE_VERSION}: it was saved by another "
+                "version of Trimtab; resume with that version, or without the state."
+            )
+        guard_state = state.get("guard")
+        if self.guard is not None and guard_state is not None:
+            self.guard.load_state_dict(guard_state)
+        elif self.guard is not None:
+            warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
+        elif guard_state is not None:
+            warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
+        self.step = int(state["step"])
+        saved_id = state.get("run_id")
+        if self._run_id is None and isinstance(saved_id, str) and self._out is not None:
+            if is_run_folder(run_path(self._out, saved_id)):
+                self._run_id = saved_id
+            elif self._record:
+                warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
+
+    # The recorder.
+
+    def _put(self, item: MicroBatch | StepRow | Event) -> None:
+        if not self._opened:
+            self._open()
+        if self._recorder is not None:
+            self._recorder.put(item)
+
+    def _open(self) -> None:
+        self._opened = True
+        assert self._out is not None, "checked when the run was made"
+        now = self._clock()
+        try:
+            run_id = self._run_id if self._run_id is not None else new_run_id(now)
+            header = replace(self._header, run_id=run_id, created=now, out=str(self._out.absolute()))
+            if is_run_folder(run_path(self._out, run_id)):
+                self._folder = continue_run(self._out, run_id, header)
+            else:
+                self._folder = create_run(self._out, header)
+            self._recorder = Recorder(self._folder)
+        except (OSError, LogError, UsageError) as error:
+            self._record = False
+            warn("recorder", f"Trimtab recorder off: {error}. Training goes on unrecorded.")
+            return
+        register(self._folder.header, self._folder.path)
+        guarded = f"guard {self.config.rule}" if self.config is not None else "no guard"
+        say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).")
+        if self._folder.attempt > 1:
+            self._recorder.put(Event("resume", self.step, now, {"attempt": self._folder.attempt}))

@@ -1,0 +1,152 @@
+"""From losses of tokens or samples to losses of dataset rows, on the device, without a wait.
+
+Enters: unreduced losses, which of them count, and the dataset row of each. Leaves: `RowLosses`, whose `loss_sum`
+carries the gradient and whose per-row columns are detached, ready for the recorder.
+
+Shapes: B sequences in a micro-batch, T tokens in a sequence, N entries of one dimension, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from trimtab.errors import UsageError
+
+Per = Literal["token", "sample"]
+
+
+class RowLosses(NamedTuple):
+    """One micro-batch, reduced to rows.
+
+    Attributes:
+        loss_sum: 0-d, float32 or float64, differentiable: sum of the loss over supervised tokens.
+        num_tokens: 0-d int64: their count.
+        rows: (R,) int64 dataset rows.
+        row_loss_sums: (R,) detached sums.
+        row_num_tokens: (R,) int64 counts.
+        packed: The R entries are tokens of packed sequences, to be summed per row by the recorder.
+    """
+
+    loss_sum: torch.Tensor
+    num_tokens: torch.Tensor
+    rows: torch.Tensor
+    row_loss_sums: torch.Tensor
+    row_num_tokens: torch.Tensor
+    packed: bool
+
+
+def reduce_to_rows(
+    losses: torch.Tensor,
+    *,
+    rows: torch.Tensor | Sequence[int],
+    per: Per | None = None,
+    mask: torch.Tensor | None = None,
+    tokens: torch.Tensor | Sequence[int] | None = None,
+) -> RowLosses:
+    """Sums unreduced losses over supervised tokens, in all and per dataset row.
+
+    Args:
+        losses: (B, T) token losses, or (N,) losses of tokens or samples; any floating dtype, summed in at least float32.
+        rows: Dataset rows: (B,) or (B, T) for 2-d losses, (N,) for 1-d ones; integers.
+        per: What an entry of `losses` is; "token" for 2-d losses, required for 1-d ones.
+        mask: Which entries are supervised, in the shape of `losses`; bool or integer (not 0). None: all.
+        tokens: (N,) supervised tokens behind each loss, for `per="sample"`; default 1. The micro-batch's loss is then
+            weighted by them.
+
+    Returns:
+        The reduced losses.
+
+    Raises:
+        UsageError: If a shape, dtype or combination makes no sense; the message gives the shapes found.
+    """
+    if not isinstance(losses, torch.Tensor) or not losses.is_floating_point():
+        raise UsageError(f"losses must be a floating-point tensor, found {_describe(losses)}.")
+    if losses.dim() not in (1, 2):
+        raise UsageError(
+            f"losses must be 1-d or 2-d, found shape {tuple(losses.shape)}: pass unreduced losses, for example "
+            'F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels).'
+        )
+    if losses.dim() == 1 and per is None:
+        raise UsageError(
+            f"losses of shape {tuple(losses.shape)} may be one per token or one per sample: say which, "
+            'per="token" or per="sample".'
+        )
+    if per not in (None, "token", "sample"):
+        raise UsageError(f'per must be "token" or "sample", found {per!r}.')
+    if losses.dim() == 2 and per == "sample":
+        raise UsageError(f'per="sample" goes with 1-d losses, found shape {tuple(losses.shape)}.')
+    if tokens is not None and per != "sample":
+        raise UsageError('tokens= goes with per="sample": for token losses the mask says which are supervised.')
+    row_ids = _row_ids(rows, losses)
+    supervised = _supervised(mask, losses)
+    wide = losses if losses.dtype in (torch.float32, torch.float64) else losses.float()
+    weights = _token_counts(tokens, losses)
+    if weights is not None:
+        wide = wide * weights
+        supervised = weights > 0 if supervised is None else supervised & (weights > 0)
+    # where, not a product: a masked entry may hold NaN.
+    counted = wide if supervised is None else torch.where(supervised, wide, 0.0)
+    detached = counted.detach()
+    if supervised is None:
+        counts = torch.ones_like(losses, dtype=torch.int64)
+    elif weights is None:
+        counts = supervised.to(torch.int64)
+    else:
+        counts = torch.where(supervised, weights, 0)
+    packed = per != "sample" and row_ids.dim() == losses.dim()
+    if losses.dim() == 2 and not packed:
+        detached, counts = detached.sum(1), counts.sum(1)
+    return RowLosses(
+        loss_sum=counted.sum(),
+        num_tokens=counts.sum(),
+        rows=row_ids.flatten(),
+        row_loss_sums=detached.flatten(),
+        row_num_tokens=counts.flatten(),
+        packed=packed,
+    )
+
+
+def _row_ids(rows: Any, losses: torch.Tensor) -> torch.Tensor:
+    try:
+        row_ids = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"rows must be integers, one dataset row for each sequence, found {_describe(rows)}."
+        ) from error
+    if row_ids.is_floating_point() or row_ids.is_complex() or row_ids.dtype == torch.bool:
+        raise UsageError(f"rows must be integer dataset rows (int64), found dtype {row_ids.dtype}.")
+    shapes = [losses.shape[:1], losses.shape]
+    if row_ids.shape not in shapes:
+        expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
+        raise UsageError(
+            f"rows has shape {tuple(row_ids.shape)}, expected {expected} for losses of shape {tuple(losses.shape)}."
+        )
+    return row_ids.to(torch.int64)
+
+
+def _supervised(mask: Any, losses: torch.Tensor) -> torch.Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, torch.Tensor) or mask.is_floating_point() or mask.is_complex():
+        raise UsageError(f"mask must be a bool or integer tensor (which entries count), found {_describe(mask)}.")
+    if mask.shape != losses.shape:
+        raise UsageError(f"mask has shape {tuple(mask.shape)}, expected that of losses, {tuple(losses.shape)}.")
+    return mask if mask.dtype == torch.bool else mask != 0
+
+
+def _token_counts(tokens: Any, losses: torch.Tensor) -> torch.Tensor | None:
+    if tokens is None:
+        return None
+    counts = torch.as_tensor(tokens, device=losses.device)
+    if counts.is_floating_point() or counts.dtype == torch.bool or counts.shape != losses.shape:
+        raise UsageError(f"tokens must be integer counts of shape {tuple(losses.shape)}, found {_describe(counts)}.")
+    return counts.to(torch.int64)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"{type(value).__name__}"

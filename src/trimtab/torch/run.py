@@ -1,0 +1,442 @@
+"""`Run`: Trimtab in a training loop of one's own, in one process.
+
+Enters: unreduced losses and the dataset rows they belong to, once a micro-batch; once a window the wish to step.
+Leaves: a loss that is safe to call backward on whatever the verdict, a `StepOutcome`, and the log. Without a guard
+the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for the device; with a
+guard, or with a gradient scaler, the host looks at the loss once a micro-batch and at the norm once a step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, SupportsFloat
+
+import torch
+from torch import nn
+
+from trimtab.dataset import describe
+from trimtab.errors import UsageError
+from trimtab.guard import GuardConfig
+from trimtab.notices import warn, warn_once
+from trimtab.run import RunCore, switched_off
+from trimtab.torch.gradients import clip_gradients, drop_gradients, first_nonfinite, scale_gradients, total_norm
+from trimtab.torch.losses import Per, RowLosses, reduce_to_rows
+from trimtab.torch.outcome import StepOutcome
+from trimtab.torch.skip import anchored_zero, statistics_buffers
+from trimtab.torch.transfer import to_host
+from trimtab.torch.window import WindowTotals
+from trimtab.values import RunHeader, StepReason, Verdict
+
+__all__ = ["Run", "StepOutcome"]
+
+
+class Run:
+    """Records a loop of one's own and keeps anomalous micro-batches out of its updates.
+
+    Example:
+        >>> import tempfile, torch, trimtab
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> folder = tempfile.mkdtemp()
+        >>> with trimtab.Run(folder, model=model, optimizer=optimizer, max_grad_norm=1.0) as run:
+        ...     losses = model(torch.ones(2, 4)).squeeze(1) ** 2
+        ...     loss = run.micro_batch(losses, per="sample", rows=[0, 1])
+        ...     loss.backward()
+        ...     outcome = run.step()
+        >>> outcome.reason
+        'stepped'
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None,
+        *,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        accumulation: int = 1,
+        max_grad_norm: float | None = None,
+        normalize: Literal["micro", "window"] = "micro",
+        guard: GuardConfig | None = None,
+        record: bool = True,
+        dataset: object | None = None,
+        row_id: str = "row_id",
+        run_id: str | None = None,
+    ) -> None:
+        """Prepares a run; the run folder is made when the first micro-batch arrives.
+
+        Args:
+            out: Folder under which `trimtab/<run_id>` is written; may be None with `record=False`.
+            model: The model; required with a guard, which acts on its parameters.
+            optimizer: The optimizer; required for `step`.
+            accumulation: Micro-batches in one window (one optimizer step). 1 where the host divides itself.
+            max_grad_norm: Clip gradients to this total 2-norm; `math.inf` measures and records the norm without
+                clipping; None neither measures nor clips, unless a guard needs the norm.
+            normalize: "micro": every micro-batch counts alike, its loss is a mean over its tokens. "window": every
+                token of the window counts alike.
+            guard: Settings of the guard. None: nothing is ever skipped or dropped, not even a NaN.
+            record: False: no folder, no registry entry, no thread.
+            dataset: What the row numbers index; its length and fingerprint go into the log. Nothing is drawn from it
+                beyond plain lists.
+            row_id: What the row number is called in the log's description of itself.
+            run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
+
+        Raises:
+            UsageError: If a setting makes no sense.
+        """
+        if switched_off():
+            guard, record = None, False
+        if not isinstance(accumulation, int) or isinstance(accumulation, bool) or accumulation < 1:
+            raise UsageError(
+                f"accumulation must be a whole number of micro-batches, at least 1, found {accumulation!r}."
+            )
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise UsageError(f"max_grad_norm must be positive, found {max_grad_norm!r}: None does not clip.")
+        if normalize not in ("micro", "window"):
+            raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
+        if guard is not None and guard.enabled and model is None:
+            raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
+        record = _only_one_process(guard, record=record)
+        header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
+        if dataset is not None:
+            facts = describe(dataset)
+            header = replace(
+                header,
+                num_rows=facts.num_rows,
+                dataset_fingerprint=facts.fingerprint,
+                row_index=facts.row_index,
+            )
+        self._new_core = partial(RunCore, header, out=out, guard=guard, record=record, run_id=run_id)
+        self._core = self._new_core()
+        self._model = model
+        self._optimizer = optimizer
+        self._accumulation = accumulation
+        self._max_grad_norm = max_grad_norm
+        self._normalize = normalize
+        self._divisor: float | None = None
+        self._announced_tokens: float | None = None
+        self._totals = WindowTotals()
+        if self._core.guard is not None:
+            assert model is not None, "checked above"
+            names = statistics_buffers(model)
+            if names:
+                warn(
+                    "guard",
+                    f"{len(names)} modules take in every batch during forward, also one that is skipped afterwards "
+                    f"(running statistics): {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}.",
+                )
+
+    # Once a micro-batch.
+
+    def begin_window(self, num_tokens: int) -> None:
+        """Announces the supervised tokens of the window that begins, so that `aux` can be weighed under "window".
+
+        Raises:
+            UsageError: If a window is open already or the count is not positive.
+        """
+        if self._core.window.num_micros:
+            raise UsageError(
+                f"begin_window came after micro-batch {self._core.window.num_micros} of the window: call it first."
+            )
+        if num_tokens < 1:
+            raise UsageError(f"begin_window needs the window's supervised tokens, at least 1, found {num_tokens!r}.")
+        self._announced_tokens = float(num_tokens)
+
+    def micro_batch(
+        self,
+        losses: torch.Tensor,
+        *,
+        rows: torch.Tensor | Sequence[int],
+        per: Per | None = None,
+        mask: torch.Tensor | None = None,
+        tokens: torch.Tensor | Sequence[int] | None = None,
+        aux: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Records one micro-batch, judges it, and gives the loss to call backward on.
+
+        With a guard this waits for the device once. Without one it never does.
+
+        Args:
+            losses: Unreduced: (B, T) a token, or (N,) with `per` saying what an entry is.
+            rows: Dataset rows: (B,) or (B, T) for packed sequences (the row of each token); (N,) for 1-d losses.
+            per: "token" or "sample"; token for 2-d losses, required for 1-d ones.
+            mask: Which entries are supervised, in the shape of `losses`. None: all.
+            tokens: (N,) supervised tokens behind each loss of `per="sample"`; default 1.
+            aux: 0-d, further loss terms of this micro-batch (router z, load balance): added divided by `accumulation`,
+                and left out with the micro-batch when it is skipped.
+
+        Returns:
+            A 0-d tensor. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it is for backward
+            only: its scale is put right by `step`.
+
+        Raises:
+            UsageError: If the window is complete already, or a shape, dtype or combination makes no sense.
+        """
+        window = self._core.window
+        if window.num_micros >= self._accumulation:
+            raise UsageError(
+                f"The window of step {self._core.step} is complete ({self._accumulation} micro-batches): call "
+                "run.step() when run.window_complete is True, before the next micro_batch."
+            )
+        if aux is not None and aux.dim() != 0:
+            raise UsageError(f"aux must be a 0-d tensor, found shape {tuple(aux.shape)}: sum its terms first.")
+        if aux is not None and self._normalize == "window" and self._announced_tokens is None:
+            raise UsageError(
+                'aux under normalize="window" has no scale until the window\'s tokens are known: call '
+                "run.begin_window(num_tokens) before the first micro_batch of the window."
+            )
+        reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
+        verdict = self._judge(reduced, aux)
+        self._core.record_micro_batch(
+            to_host(reduced.rows),
+            to_host(reduced.row_loss_sums),
+            to_host(reduced.row_num_tokens),
+            verdict=verdict,
+            packed=reduced.packed,
+        )
+        totals, num_tokens = self._totals, reduced.num_tokens
+        totals.num_tokens = totals.num_tokens + num_tokens
+        if verdict is not None and not verdict.keep:
+            assert self._model is not None, "checked when the run was made"
+            return anchored_zero(self._model.parameters(), like=reduced.loss_sum)
+        totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
+        if self._normalize == "window":
+            loss = reduced.loss_sum / self._window_divisor(losses)
+            totals.loss = totals.loss + reduced.loss_sum.detach()
+        else:
+            mean = reduced.loss_sum / num_tokens.clamp(min=1)
+            totals.loss = totals.loss + mean.detach()
+            loss = mean / self._accumulation
+        return loss if aux is None else loss + aux / self._accumulation
+
+    @property
+    def window_complete(self) -> bool:
+        """Whether the window holds `accumulation` micro-batches and `step` is due."""
+        return self._core.window.num_micros >= self._accumulation
+
+    # Once a window.
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> StepOutcome:
+        """Clips, steps the optimizer (or drops the step), and clears the gradients.
+
+        Before the window is full this closes it: the gradients are scaled up as if it had its full size. A window
+        whose every micro-batch was skipped, or that holds no supervised token, or whose gradient norm is not finite,
+        leaves parameters and optimizer state as they are; only with a guard. Call the scheduler after every step,
+        stepped or not: the window is its clock. Waits for the device with a guard or a scaler.
+
+        Args:
+            scaler: The gradient scaler whose `scale(loss).backward()` was used, if any; it is updated here.
+
+        Returns:
+            What became of the step.
+
+        Raises:
+            UsageError: If there is no optimizer, or no micro-batch since the last step.
+        """
+        core, optimizer = self._core, self._optimizer
+        if optimizer is None:
+            raise UsageError("run.step() needs the optimizer: pass optimizer= to Run.")
+        window = core.window
+        if window.num_micros == 0:
+            raise UsageError(f"run.step() was called for step {core.step} without any micro_batch since the last step.")
+        loss_scale = scaler.get_scale() if scaler is not None else None
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        reason = core.drop_reason()
+        norm: torch.Tensor | None = None
+        if reason is None:
+            self._rescale()
+            if self._max_grad_norm is not None or core.guard is not None:
+                norm = total_norm(self._parameters())
+            # A scaler looks for itself, and halves its scale.
+            if core.guard is not None and scaler is None and norm is not None and not math.isfinite(float(norm)):
+                reason = self._nonfinite_norm(norm)
+        if reason is None:
+            if norm is not None and self._max_grad_norm is not None:
+                clip_gradients(self._parameters(), max_norm=self._max_grad_norm, norm=norm)
+            reason = _take(optimizer, scaler, loss_scale)
+        else:
+            drop_gradients(self._parameters())
+            if scaler is not None:
+                scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        lr, loss = optimizer.param_groups[0]["lr"], self._reported_loss()
+        outcome = StepOutcome(
+            reason,
+            grad_norm=norm,
+            lr=lr,
+            loss=loss,
+            num_tokens=self._totals.num_tokens,
+            num_skipped_micros=window.num_skipped_micros,
+            num_skipped_tokens=window.num_skipped_tokens,
+        )
+        core.end_step(
+            reason,
+            loss=to_host(loss),
+            num_tokens=to_host(self._totals.num_tokens),
+            grad_norm=to_host(norm) if norm is not None else None,
+            lr=to_host(lr) if isinstance(lr, torch.Tensor) else lr,
+            clipped=self._clipped(norm),
+            loss_scale=loss_scale,
+        )
+        self._totals, self._announced_tokens = WindowTotals(), None
+        return outcome
+
+    # Beside the steps.
+
+    def evaluation(self, loss: SupportsFloat, **metrics: Any) -> None:
+        """Records an evaluation at the present step; waits if `loss` is on a device."""
+        self._core.evaluation(float(loss), metrics)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Records that something happened, with JSON-ready facts."""
+        self._core.event(kind, facts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides, as plain values: run id, step, guard history. Put it into every checkpoint."""
+        return {**self._core.state_dict(), "divisor": self._divisor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues the run of the checkpoint as its next attempt; call it before the first `micro_batch`.
+
+        Raises:
+            UsageError: If something was recorded already, or the state is of another version or guard.
+        """
+        self._core.load_state_dict(state)
+        divisor = state.get("divisor")
+        self._divisor = float(divisor) if divisor is not None else None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None until something was recorded."""
+        return self._core.run_id
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None until something was recorded."""
+        return self._core.folder
+
+    def close(self) -> None:
+        """Writes what is pending and ends the run; a second call does nothing."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        """Gives the run itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the run, naming the error that ended it, if any."""
+        self._core.close(reason="closed" if kind is None else kind.__name__)
+
+    # Within.
+
+    def _host_header(self) -> RunHeader:
+        """What only the host knows of the run; an integration tells more."""
+        return RunHeader(run_id=None, backend="torch")
+
+    def _judge(self, reduced: RowLosses, aux: torch.Tensor | None) -> Verdict | None:
+        if self._core.guard is None:
+            return None
+        loss_sum, num_tokens = float(reduced.loss_sum.detach()), int(reduced.num_tokens)
+        return self._core.judge(loss_sum, num_tokens, aux=0.0 if aux is None else float(aux.detach()))
+
+    def _window_divisor(self, losses: torch.Tensor) -> float:
+        if self._announced_tokens is not None:
+            return self._announced_tokens
+        if self._divisor is None:
+            # Any fixed number does: step() puts the scale right. This one keeps the loss near a mean.
+            self._divisor = float(losses.numel() * self._accumulation)
+        return self._divisor
+
+    @property
+    def _removed(self) -> bool:
+        return self._core.config is not None and self._core.config.skipped_tokens == "removed"
+
+    def _rescale(self) -> None:
+        """Multiplies the gradients by what the window turned out to hold."""
+        factor: float | torch.Tensor
+        if self._normalize == "window":
+            divisor = self._announced_tokens if self._announced_tokens is not None else self._divisor
+            assert divisor is not None, "a micro-batch was kept, so the divisor is known"
+            factor = self._totals.token_factor(divisor=divisor, removed=self._removed)
+        else:
+            factor = self._totals.micro_factor(
+                self._core.window, accumulation=self._accumulation, removed=self._removed
+            )
+            if factor == 1.0:
+                return
+        scale_gradients(self._parameters(), factor)
+
+    def _clipped(self, norm: torch.Tensor | None) -> Any:
+        if norm is None or self._max_grad_norm is None:
+            return None
+        return to_host(norm > self._max_grad_norm)
+
+    def _nonfinite_norm(self, norm: torch.Tensor) -> StepReason:
+        assert self._model is not None, "a guard comes with a model"
+        name = first_nonfinite(self._model.named_parameters())
+        self._core.event("nonfinite_norm", {"parameter": name, "grad_norm": float(norm)})
+        warn_once(
+            "guard",
+            f"Step {self._core.step}: the gradient norm is {float(norm)} though every kept loss is finite; first "
+            f"parameter with such a gradient: {name}. The step was dropped. Look for an operation with an infinite "
+            "derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
+            cause=f"nonfinite norm {id(self)}",
+        )
+        return "nonfinite_norm"
+
+    def _reported_loss(self) -> torch.Tensor:
+        if self._normalize == "window":
+            return self._totals.reported_token_loss(removed=self._removed)
+        return self._totals.reported_micro_loss(self._core.window, removed=self._removed)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        if self._model is not None:
+            return list(self._model.parameters())
+        assert self._optimizer is not None, "checked by step()"
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def _take(
+    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, scale_before: float | None
+) -> StepReason:
+    if scaler is None:
+        optimizer.step()
+        return "stepped"
+    scaler.step(optimizer)
+    scaler.update()
+    assert scale_before is not None, "read before unscaling"
+    return "scaler_overflow" if scaler.get_scale() < scale_before else "stepped"
+
+
+def _only_one_process(guard: GuardConfig | None, *, record: bool) -> bool:
+    """Whether this process records; refuses a guard among several processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return record
+    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    if world_size == 1:
+        return record
+    if guard is not None and guard.enabled:
+        raise UsageError(
+            f"This version's guard decides in one process, and {world_size} are running: their verdicts could differ, "
+            "and the ranks would drift apart. Pass guard=None here."
+        )
+    if record:
+        warn_once(
+            "recorder",
+            f"{world_size} processes train, and this version records one of them: "
+            + (
+                f"rank 0 of {world_size}; shares are over its rows only."
+                if rank == 0
+                else f"rank {rank} is not recorded."
+            ),
+            cause="several processes",
+        )
+    return record and rank == 0

@@ -1,0 +1,79 @@
+"""`LossTap`: the token losses of one micro-batch, from whichever place of a model computes its cross-entropy.
+
+The cheap places are a model's own `loss_function` and a trainer's label smoother, which only the loss passes through.
+Models that call cross-entropy somewhere in their forward are watched by a mode over every torch call. Which of them it
+is, the first micro-batch shows: until then all are watched, so that it is not missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trimtab.torch.capture import CapturingLoss, CrossEntropyCapture, TokenLosses
+from trimtab.torch.smoothing import CapturingSmoother
+
+
+class LossTap:
+    """Runs a loss computation and hands out its token losses."""
+
+    def __init__(self, *places: CapturingLoss | CapturingSmoother) -> None:
+        """Watches `places`, and everything while none of them has been called.
+
+        Args:
+            places: Stand-ins that were put where the host calls its loss.
+        """
+        self._places = places
+        self._watch_everything = True
+
+    def run(self, compute: Callable[[], Any]) -> tuple[Any, TokenLosses | None]:
+        """Calls `compute`.
+
+        Returns:
+            Its result, and the token losses of its one cross-entropy; None where there was none or several.
+        """
+        for place in self._places:
+            place.active = True
+        calls: list[TokenLosses] = []
+        try:
+            if self._watch_everything:
+                with CrossEntropyCapture() as capture:
+                    result = compute()
+                calls += capture.calls
+            else:
+                result = compute()
+        finally:
+            for place in self._places:
+                calls += place.calls
+                place.calls = []
+                place.active = False
+                if place.was_called:
+                    self._watch_everything = False
+        return result, calls[0] if len(calls) == 1 else None
+
+
+def row_columns(
+    tokens: TokenLosses, rows: torch.Tensor, *, shifted: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Shapes flat token losses so that they meet their rows.
+
+    Args:
+        tokens: N flat losses.
+        rows: (B,) dataset rows, or (1, L) rows of the tokens of one concatenated sequence.
+        shifted: Whether the loss of a token is that of predicting the next one, which is the next token's row's.
+
+    Returns:
+        Losses, supervised and rows as `reduce_to_rows` takes them; None where N does not fit the rows.
+    """
+    num_entries = tokens.losses.numel()
+    if rows.dim() == 2:
+        if num_entries != rows.numel():
+            return None
+        token_rows = torch.cat([rows[:, 1:], rows[:, -1:]], dim=1) if shifted else rows
+        return tokens.losses.view_as(rows), tokens.supervised.view_as(rows), token_rows
+    num_rows = rows.numel()
+    if num_rows == 0 or num_entries % num_rows:
+        return None
+    return tokens.losses.view(num_rows, -1), tokens.supervised.view(num_rows, -1), rows

@@ -1,0 +1,64 @@
+"""Tensors on their way to the host: the training thread starts the copy, the writer thread waits for it.
+
+A tensor on the CPU is handed over as it is. One on a CUDA device is copied to pinned memory by a side stream, which
+waits for the stream that computed it; nothing here makes the training thread wait. Other devices have no such stream,
+and the copy waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class InFlight:
+    """A copy to pinned host memory that `numpy.asarray` waits for.
+
+    Attributes:
+        shape: Shape of the tensor.
+    """
+
+    __slots__ = ("_event", "_host", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Starts copying a CUDA tensor; returns at once."""
+        device = tensor.device
+        stream = _side_streams.get(device)
+        if stream is None:
+            stream = _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.shape = tensor.shape
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(stream)
+        # Otherwise the allocator could hand the memory to the next kernel while the copy still reads it.
+        tensor.record_stream(stream)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Waits for the copy and gives the values."""
+        self._event.synchronize()
+        return np.asarray(self._host.numpy(), dtype=dtype)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
+    """Starts bringing a tensor to the host without waiting for a CUDA device.
+
+    Args:
+        tensor: Any shape; a dtype that numpy knows.
+
+    Returns:
+        Something that `numpy.asarray` turns into an array.
+    """
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor
+    if tensor.device.type == "cuda":
+        return InFlight(tensor)
+    return tensor.cpu()

@@ -1,0 +1,47 @@
+"""A test cannot touch the home of who runs it, nor what another test left behind."""
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trimtab import notices
+
+seen_homes: list[str] = []
+
+
+def test_home_is_a_scratch_folder_here_and_in_processes_started_from_here(trimtab_home):
+    # given: the home that the system's user table names
+    real = Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
+    program = "import os, pathlib; print(pathlib.Path.home()); print(os.environ['TRIMTAB_HOME'])"
+    # when
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    # then
+    for home in (Path.home(), *map(Path, run.stdout.splitlines())):
+        assert home.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
+        assert home.resolve() != real
+    assert run.stdout.splitlines()[1] == str(trimtab_home)
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_each_test_has_a_registry_folder_of_its_own(turn):
+    home = os.environ["TRIMTAB_HOME"]
+    assert home not in seen_homes
+    assert list(Path(home).iterdir()) == []
+    seen_homes.append(home)
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_a_warning_said_in_one_test_is_said_again_in_the_next(turn, caplog):
+    notices.warn_once("house", "only once", cause="the same")
+    notices.warn_once("house", "only once", cause="the same")
+    assert [record.getMessage() for record in caplog.records] == ["only once"]
+
+
+def test_the_network_is_not_asked():
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == "1"
+    assert "TRIMTAB" not in os.environ

@@ -1,0 +1,139 @@
+"""Settings of a guard: what is read, what is refused, what has no effect."""
+
+import dataclasses
+import math
+import types
+
+import numpy as np
+import pytest
+
+from trimtab.errors import TrimtabWarning, UsageError
+from trimtab.guard import GuardConfig, LossGuard, PerTokenLossGuard
+
+
+def test_a_guard_is_off_until_it_is_asked_for() -> None:
+    assert not GuardConfig().enabled
+    assert GuardConfig(multiplier=2.0).enabled
+    assert GuardConfig(rule="robust").enabled
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [
+        {
+            "lr": 3e-4,
+            "loss_spike_skip_multiplier": 2.5,
+            "loss_spike_skip_window_size": 16,
+            "loss_spike_skip_min_history": 4,
+        },
+        types.SimpleNamespace(
+            lr=3e-4, loss_spike_skip_multiplier=2.5, loss_spike_skip_window_size=16, loss_spike_skip_min_history=4
+        ),
+    ],
+)
+def test_the_three_keys_of_an_optim_configuration_are_read(optim: object) -> None:
+    config = GuardConfig.from_optim(optim)
+
+    assert config == GuardConfig(rule="mean", multiplier=2.5, window_size=16, min_history=4)
+
+
+@pytest.mark.parametrize("optim", [{}, {"loss_spike_skip_multiplier": None}, types.SimpleNamespace(lr=1.0)])
+def test_without_a_multiplier_an_optim_configuration_leaves_the_guard_off(optim: object) -> None:
+    assert GuardConfig.from_optim(optim) == GuardConfig()
+
+
+def test_missing_keys_take_the_values_of_the_classic_rule() -> None:
+    rule = GuardConfig.from_optim({"loss_spike_skip_multiplier": 2}).build_rule()
+
+    assert rule is not None
+    assert (rule.name, rule.window_size, rule.min_history) == ("mean", 8, 3)
+
+
+def test_each_rule_has_its_own_history() -> None:
+    rule = GuardConfig(rule="robust").build_rule()
+
+    assert rule is not None
+    assert (rule.name, rule.window_size, rule.min_history) == ("robust", 100, 20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"multiplier": 2.0, "window_size": 2}, "window_size=3 or more, or min_history=2 or less"),
+        ({"multiplier": 2.0, "window_size": 0}, "window_size=0 makes no sense"),
+        ({"multiplier": 2.0, "min_history": 0}, "min_history=0 makes no sense"),
+        ({"multiplier": 1.0}, "multiplier=1.0 makes no sense: use a finite number above 1"),
+        ({"multiplier": math.nan}, "multiplier=nan makes no sense"),
+        ({"multiplier": "2"}, "multiplier='2' makes no sense"),
+        ({"multiplier": True}, "multiplier=True makes no sense"),
+        ({"rule": "robust", "k": math.nan}, "k=nan makes no sense"),
+        ({"rule": "robust", "k": 0}, "k=0 makes no sense"),
+        ({"multiplier": 2.0, "k": math.nan}, "k=nan makes no sense"),
+        ({"rule": "robust", "multiplier": 2.0}, 'Leave multiplier out, or use rule="mean"'),
+        ({"rule": "robust", "window_size": 10}, "min_history=10 or less"),
+        ({"rule": "median"}, "rule='median' is none of the choices: use 'mean' or 'robust'"),
+        ({"on_lockup": "stop"}, "use 'rebaseline' or 'raise'"),
+        ({"skipped_tokens": "dropped"}, "use 'counted' or 'removed'"),
+        ({"max_consecutive_skips": 0}, "max_consecutive_skips=0 makes no sense"),
+        ({"max_consecutive_skips": "always"}, "max_consecutive_skips='always' makes no sense"),
+        # Off, and still refused: it would make no sense on the day it is switched on.
+        ({"window_size": 2}, "window_size=2 is smaller than min_history=3"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_construction(settings: dict[str, object], advice: str) -> None:
+    for construct in (GuardConfig, LossGuard, PerTokenLossGuard):
+        with pytest.raises(UsageError) as error:
+            construct(**settings)  # type: ignore[arg-type]
+        assert advice in str(error.value)
+        assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"multiplier": 2.0, "k": 5.0}, 'k=5.0 has no effect under rule="mean"'),
+        ({"rule": "robust", "on_lockup": "raise", "max_consecutive_skips": "never"}, "has no effect with"),
+    ],
+)
+def test_a_setting_without_effect_is_said(settings: dict[str, object], what: str) -> None:
+    with pytest.warns(TrimtabWarning, match=what):
+        config = GuardConfig(**settings)  # type: ignore[arg-type]
+
+    # a guard made of it says nothing more: warnings are errors here
+    assert LossGuard.from_config(config).config is config
+
+
+def test_the_warning_points_at_the_line_that_gave_the_setting() -> None:
+    with pytest.warns(TrimtabWarning) as caught:
+        GuardConfig(multiplier=2.0, k=5.0)
+
+    assert caught[0].filename == __file__
+
+
+def test_numpy_settings_become_plain_numbers() -> None:
+    config = GuardConfig(multiplier=np.float32(2.5), window_size=np.int64(16), min_history=np.int64(4))  # type: ignore[arg-type]
+
+    assert [type(value) for value in (config.multiplier, config.window_size, config.min_history)] == [float, int, int]
+
+
+@pytest.mark.parametrize("guard_class", [LossGuard, PerTokenLossGuard])
+def test_a_guard_takes_the_same_settings_as_its_configuration(
+    guard_class: type[LossGuard] | type[PerTokenLossGuard],
+) -> None:
+    # given a value other than the default for each setting
+    settings = {
+        "rule": "robust",
+        "k": 12.0,
+        "window_size": 50,
+        "min_history": 10,
+        "max_consecutive_skips": 5,
+        "on_lockup": "raise",
+        "skipped_tokens": "removed",
+    }
+    config = GuardConfig(**settings)  # type: ignore[arg-type]
+
+    # then
+    assert set(settings) | {"multiplier"} == {field.name for field in dataclasses.fields(GuardConfig)}
+    assert guard_class(**settings).config == config  # type: ignore[arg-type]
+    assert guard_class.from_config(config).config is config
+    assert guard_class(multiplier=3.0).config == GuardConfig(multiplier=3.0)

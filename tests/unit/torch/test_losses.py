@@ -1,0 +1,102 @@
+"""Tokens to rows: hand-worked sums, and clear errors for what makes no sense."""
+
+import math
+
+import pytest
+import torch
+
+from trimtab import UsageError
+from trimtab.torch.losses import reduce_to_rows
+
+
+def test_token_losses_are_summed_per_row_over_supervised_tokens_only():
+    # given
+    losses = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+
+    # when
+    reduced = reduce_to_rows(losses, rows=[7, 9], mask=mask)
+
+    # then
+    assert reduced.rows.tolist() == [7, 9]
+    assert reduced.row_loss_sums.tolist() == [5.0, 0.0]
+    assert reduced.row_num_tokens.tolist() == [2, 0]
+    assert (reduced.loss_sum.item(), reduced.num_tokens.item()) == (5.0, 2)
+    assert not reduced.packed
+
+
+def test_a_nan_behind_the_mask_reaches_neither_sum_nor_gradient():
+    losses = torch.tensor([[1.0, math.nan]], requires_grad=True)
+
+    reduced = reduce_to_rows(losses, rows=[0], mask=torch.tensor([[True, False]]))
+    reduced.loss_sum.backward()
+
+    assert reduced.loss_sum.item() == 1.0
+    assert losses.grad.tolist() == [[1.0, 0.0]]
+
+
+def test_rows_of_every_token_are_handed_over_as_packed():
+    losses = torch.tensor([[1.0, 2.0, 4.0]])
+
+    reduced = reduce_to_rows(losses, rows=torch.tensor([[3, 3, 5]]))
+
+    assert reduced.packed
+    assert reduced.rows.tolist() == [3, 3, 5]
+    assert reduced.row_loss_sums.tolist() == [1.0, 2.0, 4.0]
+    assert reduced.row_num_tokens.tolist() == [1, 1, 1]
+
+
+def test_sample_losses_are_weighted_by_their_tokens():
+    losses = torch.tensor([2.0, 3.0, math.nan])
+
+    reduced = reduce_to_rows(losses, rows=[0, 1, 2], per="sample", tokens=[10, 30, 0])
+
+    assert (reduced.loss_sum.item(), reduced.num_tokens.item()) == (110.0, 40)
+    assert reduced.row_loss_sums.tolist() == [20.0, 90.0, 0.0]
+    assert reduced.row_num_tokens.tolist() == [10, 30, 0]
+
+
+def test_sample_losses_count_one_token_each_unless_told():
+    reduced = reduce_to_rows(torch.tensor([2.0, 4.0]), rows=[5, 5], per="sample")
+
+    assert (reduced.loss_sum.item(), reduced.num_tokens.item()) == (6.0, 2)
+    assert not reduced.packed  # row 5 occurred twice
+
+
+def test_half_precision_losses_are_summed_in_float32():
+    losses = torch.full((1, 4096), 1.0, dtype=torch.bfloat16)
+
+    reduced = reduce_to_rows(losses, rows=[0])
+
+    assert reduced.loss_sum.dtype == torch.float32
+    assert reduced.loss_sum.item() == 4096.0
+
+
+TWO = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(losses=torch.ones(()), rows=[0]), r"found shape \(\).*reduction=\"none\""),
+        (dict(losses=torch.ones(2, 3, 4), rows=[0, 1]), r"found shape \(2, 3, 4\)"),
+        (dict(losses=torch.ones(4), rows=[0, 1, 2, 3]), r'per="token" or per="sample"'),
+        (dict(losses=TWO, rows=[0, 1], per="sample"), r'per="sample" goes with 1-d losses'),
+        (dict(losses=TWO, rows=[0, 1], per="row"), r'per must be "token" or "sample", found \'row\''),
+        (dict(losses=TWO, rows=[0, 1, 2]), r"rows has shape \(3,\), expected \(2,\) or \(2, 3\)"),
+        (dict(losses=TWO, rows=[0.0, 1.0]), r"rows must be integer dataset rows"),
+        (dict(losses=TWO, rows=[True, False]), r"found dtype torch.bool"),
+        (dict(losses=TWO, rows=["a", "b"]), r"rows must be integers"),
+        (dict(losses=TWO, rows=None), r"rows must be integers"),
+        (dict(losses=TWO, rows=[0, 1], mask=torch.ones(2, dtype=torch.bool)), r"mask has shape \(2,\)"),
+        (dict(losses=TWO, rows=[0, 1], mask=torch.ones(2, 3)), r"mask must be a bool or integer tensor"),
+        (dict(losses=TWO, rows=[0, 1], tokens=[1, 1]), r'tokens= goes with per="sample"'),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[1]), r"tokens must be integer counts"),
+        (dict(losses=torch.ones(2, dtype=torch.int64), rows=[0, 1], per="token"), r"floating-point tensor"),
+        (dict(losses=[1.0], rows=[0]), r"floating-point tensor, found list"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_was_found(arguments, message):
+    losses = arguments.pop("losses")
+    with pytest.raises(UsageError, match=message):
+        reduce_to_rows(losses, **arguments)

@@ -1,0 +1,567 @@
+"""`Run` in a loop of one's own: exact against loops that never heard of Trimtab."""
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import trimtab
+from trimtab import GuardConfig, Run, UsageError
+
+ACCUMULATION = 3
+NUM_STEPS = 4
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 32)).double()
+
+
+def make_optimizer(model, kind):
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=kind == "fused_adamw")
+
+
+def make_batches(num, seed=1, tokens=6):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        dict(
+            input_ids=torch.randint(0, 32, (2, tokens), generator=generator),
+            labels=torch.randint(0, 32, (2, tokens), generator=generator),
+            row_id=torch.tensor([2 * i, 2 * i + 1]),
+        )
+        for i in range(num)
+    ]
+
+
+def token_losses(model, batch, fault=None):
+    logits = model(batch["input_ids"])
+    if fault == "nan_activation":
+        logits = logits * torch.where(torch.arange(32) == 3, math.nan, 1.0)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+    if fault == "spike":
+        losses = losses * 50
+    if fault == "nan":
+        losses = losses * math.nan
+    if fault == "inf":
+        losses = losses + math.inf
+    if fault == "spike_inf_derivative":
+        # finite, far above the others, and its derivative at zero is infinite
+        losses = losses.detach() * 50 + torch.sqrt(losses * 0.0)
+    return losses.view_as(batch["labels"])
+
+
+def snapshot(model, optimizer):
+    moments = {
+        f"{i}.{key}": value.clone()
+        for i, state in optimizer.state_dict()["state"].items()
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {**{name: value.clone() for name, value in model.state_dict().items()}, **moments}
+
+
+def assert_bit_equal(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def plain_loop(batches, *, left_out=(), optimizer="adamw", accumulation=ACCUMULATION, clip=1.0):
+    """A loop without Trimtab that simply never sees the micro-batches in `left_out`."""
+    model = make_model()
+    optim = make_optimizer(model, optimizer)
+    for start in range(0, len(batches), accumulation):
+        window = range(start, min(start + accumulation, len(batches)))
+        kept = [i for i in window if i not in left_out]
+        for i in kept:
+            losses = token_losses(model, batches[i])
+            (losses.sum() / losses.numel() / len(window)).backward()
+        if kept:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optim.step()
+        optim.zero_grad(set_to_none=True)
+    return snapshot(model, optim)
+
+
+def trimtab_loop(batches, out, *, faults=None, optimizer="adamw", accumulation=ACCUMULATION, clip=1.0, **settings):
+    model = make_model()
+    optim = make_optimizer(model, optimizer)
+    outcomes = []
+    with Run(out, model=model, optimizer=optim, accumulation=accumulation, max_grad_norm=clip, **settings) as run:
+        for i, batch in enumerate(batches):
+            loss = run.micro_batch(token_losses(model, batch, (faults or {}).get(i)), rows=batch["row_id"])
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is None or parameter.grad.isfinite().all() or "guard" not in settings
+            if run.window_complete:
+                outcomes.append(run.step())
+        if run._core.window.num_micros:
+            outcomes.append(run.step())
+    return snapshot(model, optim), outcomes, run
+
+
+GUARDS = {
+    "recording only": dict(),
+    "nothing at all": dict(record=False),
+    "guard mean": dict(guard=GuardConfig(multiplier=3.0)),
+    "guard robust": dict(guard=GuardConfig(rule="robust")),
+}
+
+
+@pytest.mark.parametrize("settings", GUARDS.values(), ids=GUARDS)
+@pytest.mark.parametrize("optimizer", ["adamw", "fused_adamw", "sgd"])
+def test_without_a_fault_weights_and_moments_are_bit_identical(tmp_path, settings, optimizer):
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+
+    ours, outcomes, _ = trimtab_loop(batches, tmp_path, optimizer=optimizer, **settings)
+
+    assert [outcome.reason for outcome in outcomes] == ["stepped"] * NUM_STEPS
+    assert_bit_equal(ours, plain_loop(batches, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("fault", ["spike", "nan", "inf", "nan_activation", "spike_inf_derivative"])
+@pytest.mark.parametrize("place", range(ACCUMULATION), ids=["first", "middle", "last"])
+@pytest.mark.parametrize("optimizer", ["adamw", "fused_adamw", "sgd"])
+def test_a_skipped_micro_batch_is_left_out_of_the_update_exactly(tmp_path, fault, place, optimizer):
+    # given a fault in the third window, when the guard has its history
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+    bad = 2 * ACCUMULATION + place
+
+    # when
+    ours, outcomes, _ = trimtab_loop(
+        batches, tmp_path, faults={bad: fault}, optimizer=optimizer, guard=GuardConfig(multiplier=3.0)
+    )
+
+    # then
+    assert [outcome.num_skipped_micros for outcome in outcomes] == [0, 0, 1, 0]
+    assert outcomes[2].num_skipped_tokens == 12
+    assert_bit_equal(ours, plain_loop(batches, left_out={bad}, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "fused_adamw", "sgd"])
+def test_a_window_wholly_skipped_moves_neither_weights_nor_moments_nor_step_counts(tmp_path, optimizer):
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+    bad = range(2 * ACCUMULATION, 3 * ACCUMULATION)
+
+    ours, outcomes, _ = trimtab_loop(
+        batches, tmp_path, faults=dict.fromkeys(bad, "nan"), optimizer=optimizer, guard=GuardConfig(multiplier=3.0)
+    )
+
+    assert [outcome.reason for outcome in outcomes] == ["stepped", "stepped", "all_skipped", "stepped"]
+    assert math.isnan(outcomes[2].loss)
+    assert_bit_equal(ours, plain_loop(batches, left_out=set(bad), optimizer=optimizer))
+
+
+def test_a_non_finite_gradient_norm_drops_the_step_and_names_the_parameter(tmp_path, caplog):
+    # given a loss that is no spike, whose derivative is infinite
+    model = make_model()
+    optim = make_optimizer(model, "adamw")
+    run = Run(tmp_path, model=model, optimizer=optim, max_grad_norm=1.0, guard=GuardConfig(rule="robust"))
+    batch = make_batches(1)[0]
+    before = snapshot(model, optim)
+
+    # when
+    losses = token_losses(model, batch)
+    loss = run.micro_batch(losses.detach() + torch.sqrt(losses * 0.0), rows=batch["row_id"])
+    loss.backward()
+    with caplog.at_level(logging.WARNING, logger="trimtab"):
+        outcome = run.step()
+    run.close()
+
+    # then
+    assert outcome.reason == "nonfinite_norm"
+    assert not outcome.stepped
+    assert_bit_equal(snapshot(model, optim), before)
+    assert "0.weight" in caplog.text
+
+
+def test_without_a_guard_nothing_is_ever_dropped_not_even_a_nan(tmp_path):
+    batches = make_batches(ACCUMULATION)
+
+    ours, outcomes, _ = trimtab_loop(batches, tmp_path, faults={1: "nan"})
+
+    assert outcomes[0].reason == "stepped"
+    assert any(value.isnan().any() for value in ours.values())
+
+
+def test_the_last_short_window_is_an_update_of_full_size(tmp_path):
+    # given 125 micro-batches at accumulation 4: the last window holds one
+    batches = make_batches(125, tokens=2)
+
+    ours, outcomes, _ = trimtab_loop(batches, tmp_path, accumulation=4)
+
+    # then it weighs as much as a mean over the one micro-batch that it holds; x4 is exact in binary
+    assert len(outcomes) == 32
+    assert_bit_equal(ours, plain_loop(batches, accumulation=4))
+
+
+def test_the_host_may_do_the_division_itself(tmp_path):
+    batches = make_batches(4)
+
+    ours, _, _ = trimtab_loop(batches, tmp_path, accumulation=1)
+
+    assert_bit_equal(ours, plain_loop(batches, accumulation=1))
+
+
+def window_gradient(tmp_path, token_counts, spikes, *, skipped_tokens="counted", warm=3):
+    """Gradient of the window after `warm` equal windows, under normalize="window"."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = GuardConfig(multiplier=3.0, skipped_tokens=skipped_tokens)
+    run = Run(
+        tmp_path, model=model, optimizer=optimizer, accumulation=len(token_counts), normalize="window", guard=guard
+    )
+    data = [torch.randn(1, n, 3, dtype=torch.float64) for n in token_counts]
+    gradients = []
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(model.weight.grad.clone()))
+    for window in range(warm + 1):
+        for i, x in enumerate(data):
+            losses = model(x).squeeze(-1) ** 2 * 0.0 + model(x).squeeze(-1) + 10.0
+            if window == warm and i in spikes:
+                losses = losses * 100
+            run.micro_batch(losses, rows=[i]).backward()
+        outcome = run.step()
+    run.close()
+    return gradients, data, outcome
+
+
+def test_under_window_normalisation_every_token_counts_alike(tmp_path):
+    gradients, data, outcome = window_gradient(tmp_path, [10, 10, 80], spikes=())
+
+    everything = torch.cat(data, dim=1).mean(dim=(0, 1))
+    assert torch.allclose(gradients[-1][0], everything, rtol=0, atol=1e-12)
+    assert outcome.num_tokens == 100
+
+
+@pytest.mark.parametrize(("mode", "divisor"), [("counted", 100), ("removed", 20)])
+def test_skipped_tokens_stay_in_the_divisor_or_leave_it(tmp_path, mode, divisor):
+    # tokens [10, 10, 80], the 80 skipped: 0.2 x under counted, 1.0 x under removed
+    gradients, data, outcome = window_gradient(tmp_path, [10, 10, 80], spikes={2}, skipped_tokens=mode)
+
+    kept = torch.cat(data[:2], dim=1).sum(dim=(0, 1)) / divisor
+    assert torch.allclose(gradients[-1][0], kept, rtol=0, atol=1e-12)
+    assert outcome.num_skipped_tokens == 80
+
+
+def test_a_window_whose_tokens_are_all_removed_is_no_step(tmp_path):
+    gradients, _, outcome = window_gradient(tmp_path, [10, 10], spikes={0, 1}, skipped_tokens="removed")
+
+    assert outcome.reason == "all_skipped"
+    assert len(gradients) == 3
+
+
+def test_removed_micro_batches_leave_the_mean_over_micro_batches(tmp_path):
+    batches = make_batches(2 * ACCUMULATION, tokens=6)
+    bad = 2 * ACCUMULATION - 1
+    ours, _, _ = trimtab_loop(
+        batches, tmp_path, faults={bad: "nan"}, guard=GuardConfig(multiplier=3.0, skipped_tokens="removed"), clip=1e9
+    )
+
+    # an oracle whose last window only ever had two micro-batches
+    model = make_model()
+    optim = make_optimizer(model, "adamw")
+    for window in ([0, 1, 2], [3, 4]):
+        for i in window:
+            losses = token_losses(model, batches[i])
+            (losses.mean() / len(window)).backward()
+        optim.step()
+        optim.zero_grad()
+    for key, value in snapshot(model, optim).items():
+        assert torch.allclose(ours[key], value, rtol=0, atol=1e-12), key
+
+
+def test_aux_is_divided_by_the_accumulation_and_left_out_with_its_micro_batch(tmp_path):
+    model = nn.Linear(1, 1, bias=False).double()
+    router = nn.Parameter(torch.ones((), dtype=torch.float64))
+    model.router = router
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = Run(tmp_path, model=model, optimizer=optimizer, accumulation=2, guard=GuardConfig(multiplier=3.0))
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(float(router.grad)))
+    for step in range(3):
+        for micro in range(2):
+            bad = step == 2 and micro == 1
+            losses = torch.full((1,), 100.0 if bad else 1.0, dtype=torch.float64) + 0.0 * model.weight.sum()
+            run.micro_batch(losses, per="sample", rows=[0], aux=router * 6.0).backward()
+        run.step()
+    run.close()
+
+    assert seen == [6.0, 6.0, 3.0]
+
+
+def test_a_non_finite_aux_term_skips_its_micro_batch(tmp_path):
+    model = make_model()
+    run = Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"), guard=GuardConfig(rule="robust"))
+    batch = make_batches(1)[0]
+
+    loss = run.micro_batch(token_losses(model, batch), rows=batch["row_id"], aux=torch.tensor(math.inf))
+    loss.backward()
+    outcome = run.step()
+    run.close()
+
+    assert loss.item() == 0.0
+    assert outcome.reason == "all_skipped"
+
+
+def test_aux_under_window_normalisation_needs_the_windows_tokens_first(tmp_path):
+    model = make_model()
+    run = Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"), normalize="window")
+    batch = make_batches(1)[0]
+    aux = torch.tensor(1.0)
+
+    with pytest.raises(UsageError, match="begin_window"):
+        run.micro_batch(token_losses(model, batch), rows=batch["row_id"], aux=aux)
+    run.begin_window(12)
+    losses = token_losses(model, batch)
+    loss = run.micro_batch(losses, rows=batch["row_id"], aux=aux)
+    assert loss.item() == pytest.approx(losses.mean().item() + 1.0)
+    run.close()
+
+
+def test_a_window_without_a_supervised_token_is_no_step_with_a_guard(tmp_path, caplog):
+    model = make_model()
+    optim = make_optimizer(model, "adamw")
+    run = Run(tmp_path, model=model, optimizer=optim, guard=GuardConfig(rule="robust"))
+    batch = make_batches(1)[0]
+    before = snapshot(model, optim)
+
+    nothing = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    with caplog.at_level(logging.WARNING, logger="trimtab"):
+        for _ in range(2):
+            loss = run.micro_batch(token_losses(model, batch), rows=batch["row_id"], mask=nothing)
+            loss.backward()
+            outcome = run.step()
+    run.close()
+
+    assert loss.item() == 0.0
+    assert outcome.reason == "no_tokens"
+    assert_bit_equal(snapshot(model, optim), before)
+    assert caplog.text.count("no supervised token") == 1
+
+
+# A gradient scaler.
+
+
+def scaled_steps(tmp_path, faults, *, guard):
+    model = nn.Linear(4, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    optim = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run = Run(tmp_path, model=model, optimizer=optim, max_grad_norm=1.0, guard=guard)
+    outcomes = []
+    for fault in faults:
+        losses = model(torch.ones(2, 4)).squeeze(1) ** 2
+        if fault == "nan":
+            losses = losses * math.nan
+        loss = run.micro_batch(losses, per="sample", rows=[0, 1])
+        scaler.scale(loss).backward()
+        if fault == "overflow":
+            model.weight.grad.fill_(math.inf)
+        outcomes.append(run.step(scaler))
+    run.close()
+    return outcomes, scaler, model
+
+
+def test_a_skipped_window_keeps_the_scalers_scale(tmp_path):
+    outcomes, scaler, model = scaled_steps(tmp_path, [None, "nan", None], guard=GuardConfig(rule="robust"))
+
+    assert [outcome.reason for outcome in outcomes] == ["stepped", "all_skipped", "stepped"]
+    assert scaler.get_scale() == 1024.0
+    assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("guard", [None, GuardConfig(rule="robust")], ids=["no guard", "guard"])
+def test_an_overflow_is_the_scalers_own_affair(tmp_path, guard):
+    outcomes, scaler, _ = scaled_steps(tmp_path, [None, "overflow"], guard=guard)
+
+    assert [outcome.reason for outcome in outcomes] == ["stepped", "scaler_overflow"]
+    assert scaler.get_scale() == 512.0
+
+
+# The log.
+
+
+def test_what_is_recorded_is_what_happened(tmp_path):
+    # given
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+    bad = 2 * ACCUMULATION + 1
+    _, outcomes, run = trimtab_loop(batches, tmp_path, faults={bad: "spike"}, guard=GuardConfig(multiplier=3.0))
+
+    # when
+    log = trimtab.open_log(run.folder)
+    rows, steps = log.rows().numpy(), log.steps().numpy()
+
+    # then every micro-batch stands there with its rows, the skipped one too
+    assert rows["row"].tolist() == list(range(2 * len(batches)))
+    assert rows["step"].tolist() == [1 + i // ACCUMULATION for i in range(len(batches)) for _ in range(2)]
+    assert rows["micro"].tolist() == [i % ACCUMULATION for i in range(len(batches)) for _ in range(2)]
+    assert rows["num_tokens"].tolist() == [6] * (2 * len(batches))
+    assert [str(v) for v in rows["verdict"]][2 * bad : 2 * bad + 2] == ["spike", "spike"]
+    assert steps["step"].tolist() == [1, 2, 3, 4]
+    assert steps["grad_norm"].tolist() == pytest.approx([outcome.grad_norm for outcome in outcomes], rel=1e-6)
+    assert steps["lr"].tolist() == [0.01] * NUM_STEPS
+
+    # and the log alone names the spike and its rows
+    findings = trimtab.rewind(run.folder, rule="median", step=3)
+    assert {row.row for row in findings.rows[:2]} == {2 * bad, 2 * bad + 1}
+
+
+def test_packed_rows_and_evaluations_reach_the_log(tmp_path):
+    model = make_model()
+    run = Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"), dataset=[[1], [2], [3]])
+    batch = make_batches(1)[0]
+    rows = torch.tensor([[0, 0, 0, 1, 1, 1], [2, 2, 2, 2, 2, 2]])
+    losses = token_losses(model, batch)
+
+    run.micro_batch(losses, rows=rows).backward()
+    run.step()
+    run.evaluation(2.5, accuracy=0.5)
+    run.event("note", text="hello")
+    run.close()
+
+    log = trimtab.open_log(run.folder)
+    recorded = log.rows().numpy()
+    expected = {0: losses[0, :3].sum(), 1: losses[0, 3:].sum(), 2: losses[1].sum()}
+    assert dict(zip(recorded["row"].tolist(), recorded["num_tokens"].tolist(), strict=True)) == {0: 3, 1: 3, 2: 6}
+    for row, loss_sum in zip(recorded["row"].tolist(), recorded["loss_sum"].tolist(), strict=True):
+        assert loss_sum == pytest.approx(expected[row].item(), rel=1e-6)
+    assert log.header.num_rows == 3
+    kinds = {event.kind: event.facts for event in log.event_list()}
+    assert kinds["evaluation"] == {"loss": 2.5, "accuracy": 0.5}
+    assert kinds["note"] == {"text": "hello"}
+
+
+def test_a_recorder_that_fails_says_one_line_and_the_run_carries_on(tmp_path, caplog):
+    # given an output folder that cannot be made, because a file stands in its place
+    (tmp_path / "file").write_text("in the way")
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+
+    with caplog.at_level(logging.WARNING, logger="trimtab"):
+        ours, _, run = trimtab_loop(batches, tmp_path / "file" / "out")
+
+    assert [r.message for r in caplog.records if "recorder off" in r.message] == [
+        m for m in [r.message for r in caplog.records] if m.startswith("Trimtab recorder off: ")
+    ]
+    assert caplog.text.count("Trimtab recorder off: ") == 1
+    assert run.folder is None
+    assert_bit_equal(ours, plain_loop(batches))
+
+
+def test_record_false_leaves_no_folder_and_no_thread(tmp_path):
+    import threading
+
+    before = threading.active_count()
+    _, _, run = trimtab_loop(make_batches(3), tmp_path, record=False)
+
+    assert list(tmp_path.iterdir()) == []
+    assert run.folder is None
+    assert threading.active_count() == before
+
+
+def test_trimtab_off_in_the_environment_does_nothing_and_says_so_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TRIMTAB", "off")
+    batches = make_batches(NUM_STEPS * ACCUMULATION)
+
+    with caplog.at_level(logging.INFO, logger="trimtab"):
+        for _ in range(2):
+            ours, _, _ = trimtab_loop(
+                batches, tmp_path / "out", faults={}, guard=GuardConfig(multiplier=1.0001), clip=1.0
+            )
+
+    assert_bit_equal(ours, plain_loop(batches))
+    assert not (tmp_path / "out").exists()
+    assert caplog.text.count("TRIMTAB=off") == 1
+
+
+# State.
+
+
+def test_a_resumed_run_decides_as_the_uninterrupted_one_and_is_its_next_attempt(tmp_path):
+    batches = make_batches(6 * ACCUMULATION)
+    faults = {4 * ACCUMULATION: "spike", 5 * ACCUMULATION + 1: "spike"}
+    guard = GuardConfig(multiplier=3.0, window_size=16)
+    whole, _, _ = trimtab_loop(batches, tmp_path / "whole", faults=faults, guard=guard)
+
+    model = make_model()
+    optim = make_optimizer(model, "adamw")
+    saved = None
+    for part in (range(0, 3 * ACCUMULATION), range(3 * ACCUMULATION, 6 * ACCUMULATION)):
+        run = Run(tmp_path / "parts", model=model, optimizer=optim, accumulation=ACCUMULATION, max_grad_norm=1.0,
+                  guard=guard)  # fmt: skip
+        if saved is not None:
+            run.load_state_dict(copy.deepcopy(saved))
+        for i in part:
+            run.micro_batch(token_losses(model, batches[i], faults.get(i)), rows=batches[i]["row_id"]).backward()
+            if run.window_complete:
+                run.step()
+        saved = run.state_dict()
+        run.close()
+
+    assert_bit_equal(snapshot(model, optim), whole)
+    assert len(list((tmp_path / "parts" / "trimtab").iterdir())) == 1
+    steps = trimtab.open_log(run.folder).steps().numpy()
+    assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert steps["attempt"].tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_state_that_comes_too_late_or_from_elsewhere_is_refused(tmp_path):
+    model = make_model()
+    run = Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"))
+    batch = make_batches(1)[0]
+    run.micro_batch(token_losses(model, batch), rows=batch["row_id"]).backward()
+
+    with pytest.raises(UsageError, match="right after the run is made"):
+        run.load_state_dict(run.state_dict())
+    with pytest.raises(UsageError, match="version 99"):
+        Run(tmp_path, record=False).load_state_dict({"version": 99})
+    run.close()
+
+
+# Calls that make no sense.
+
+
+def test_wrong_calls_are_refused_with_what_to_do(tmp_path):
+    model = make_model()
+    optim = make_optimizer(model, "sgd")
+    batch = make_batches(1)[0]
+    losses = token_losses(model, batch)
+
+    with pytest.raises(UsageError, match="model="):
+        Run(tmp_path, guard=GuardConfig(rule="robust"))
+    with pytest.raises(UsageError, match="accumulation must be a whole number"):
+        Run(tmp_path, accumulation=0)
+    with pytest.raises(UsageError, match="max_grad_norm must be positive"):
+        Run(tmp_path, max_grad_norm=0.0)
+    with pytest.raises(UsageError, match="normalize must be"):
+        Run(tmp_path, normalize="batch")
+    with pytest.raises(UsageError, match="run_id"):
+        Run(tmp_path, run_id="../elsewhere")
+    run = Run(tmp_path, model=model, optimizer=optim, record=False)
+    with pytest.raises(UsageError, match="without any micro_batch"):
+        run.step()
+    run.micro_batch(losses, rows=batch["row_id"])
+    with pytest.raises(UsageError, match="is complete"):
+        run.micro_batch(losses, rows=batch["row_id"])
+    with pytest.raises(UsageError, match="needs the optimizer"):
+        Run(tmp_path, record=False).step()
+
+
+def test_a_guard_that_is_off_is_said(tmp_path):
+    with pytest.warns(trimtab.TrimtabWarning, match="is off"):
+        Run(tmp_path, model=make_model(), guard=GuardConfig())
+
+
+def test_running_statistics_are_named_when_a_guard_may_skip(tmp_path, caplog):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+    with caplog.at_level(logging.WARNING, logger="trimtab"):
+        Run(tmp_path, model=model, guard=GuardConfig(rule="robust"))
+
+    assert "running statistics): 1." in caplog.text
