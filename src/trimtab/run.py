@@ -206,7 +206,7 @@ class RunCore:
         clipped: Any = None,
         loss_scale: Any = None,
     ) -> None:
-        """Records the optimizer step that just ended and opens the next window; the arguments are those of `StepRow`."""
+        """Records the optimizer step that just ended, with the facts of `StepRow`, and opens the next window."""
         now = self._clock()
         wall_s = now - self._last_step_ended if self._last_step_ended is not None else float("nan")
         self._last_step_ended = now
@@ -228,14 +228,14 @@ class RunCore:
             )
         self.begin_step(self.step + 1)
 
-    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Records that something happened during the present step."""
+    def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Records that something happened during `step`, by default the present one."""
         if self._record:
-            self._put(Event(kind, self.step, self._clock(), dict(facts)))
+            self._put(Event(kind, self.step if step is None else step, self._clock(), dict(facts)))
 
-    def evaluation(self, loss: float, metrics: Mapping[str, Any]) -> None:
+    def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records the result of an evaluation; it never mixes with the training loss."""
-        self.event("evaluation", {"loss": loss, **metrics})
+        self.event("evaluation", {"loss": loss, **metrics}, step=step)
 
     def flush(self, *, timeout_s: float = 30.0) -> bool:
         """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""

@@ -79,7 +79,7 @@ def check_a_guarded_demo(tmp_path: Path, seed: int) -> None:
     assert len(result["skipped"]) == len(needed)
     assert {skip["step"] for skip in result["skipped"]} == planted_steps
     for skip in result["skipped"]:
-        assert f"guard skipped micro-batch {skip['micro']} of step {skip['step']}:" in done.stdout
+        assert f"Guard skipped micro-batch {skip['micro']} of step {skip['step']}:" in done.stdout
 
     # And the report is what rewind says of the log.
     assert report == rewind(run_folder, cwd=tmp_path)

@@ -22,6 +22,9 @@ FOREIGN_NAMES = ("rewind.jsonl", "rewind.jsonl.1")
 MAX_NAMED = 5
 """Candidates named in one line."""
 
+MAX_QUOTED = 200
+"""Characters of a name quoted in an error."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundLogs:
@@ -87,13 +90,13 @@ def _by_id(name: str) -> FoundLogs:
     matches = registry.find(name) if name else []
     if not matches:
         raise LogError(
-            f"{name!r} is neither a path nor the beginning of a registered run's id. "
+            f"{_quoted(name)} is neither a path nor the beginning of a registered run's id. "
             "List the runs with: trimtab runs. Or give the path of a run folder or log file."
         )
     ids = list(dict.fromkeys(run.run_id for run in matches))
     if len(ids) > 1:
         named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
-        raise LogError(f"{name!r} is the beginning of {len(ids)} run ids: {named}. Give more of the id.")
+        raise LogError(f"{_quoted(name)} is the beginning of {len(ids)} run ids: {named}. Give more of the id.")
     place = next((place for place in map(run_place, matches) if place is not None), None)
     if place is None:
         raise LogError(
@@ -116,3 +119,8 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def _quoted(name: str) -> str:
+    """The name as it may stand in an error, however long somebody made it."""
+    return repr(name) if len(name) <= MAX_QUOTED else repr(name[:MAX_QUOTED]) + "..."

@@ -39,7 +39,9 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Checks a path before any work is done for it."""
-        if value == STANDARD_OUTPUT and self._allow_standard_output:
+        if value == STANDARD_OUTPUT:
+            if not self._allow_standard_output:
+                self.fail("- is standard output, which this option does not write to. Name a file.", param, ctx)
             return value
         path, here = Path(value), Path.cwd().resolve()
         try:

@@ -22,11 +22,12 @@ from trimtab.demo.named import check_plants, draw_checks
 from trimtab.demo.plant import GUARDED_KINDS, NEEDED, UNGUARDED_KINDS, Kind, planted_document
 from trimtab.demo.poison import excerpt
 from trimtab.demo.result import DemoResult
-from trimtab.demo.rows import MIN_ROWS, NUM_ROWS, Row, rows_from_modules, rows_from_sources
+from trimtab.demo.rows import MIN_ROWS, Row, rows_from_modules, rows_from_sources
 from trimtab.demo.run_log import first_difference, skipped_micro_batches
 from trimtab.errors import MissingExtraError, TrimtabError, UsageError
 from trimtab.guard import GuardConfig
 from trimtab.report import as_json, terminal
+from trimtab.report.text import plain
 from trimtab.run import switched_off
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ UNGUARDED_UNTIL: Final = 0.65
 _NEEDS: Final = ("torch", "transformers", "accelerate", "tokenizers")
 
 
-def run_demo(out: Path, *, seed: int, guard: bool, console: Console, num_rows: int = NUM_ROWS) -> DemoResult:
+def run_demo(out: Path, *, seed: int, guard: bool, console: Console) -> DemoResult:
     """Trains a small language model with a few poisoned rows, and lets `rewind` name them from the log.
 
     Args:
@@ -46,13 +47,12 @@ def run_demo(out: Path, *, seed: int, guard: bool, console: Console, num_rows: i
         seed: Decides weights, order and plants.
         guard: Whether the robust guard is on; without it the run dies, and is stopped then.
         console: Where the story is told.
-        num_rows: Rows to train on, 8 a step.
 
     Returns:
         What came of it.
 
     Raises:
-        UsageError: `out` is something else, or `TRIMTAB=off` is set.
+        UsageError: `out` is something else, `TRIMTAB=off` is set, or Python runs under -OO.
         MissingExtraError: A package of `trimtab[demo]` is not installed.
         TrimtabError: There are too few rows, or the log contradicts the plan.
         KeyboardInterrupt: Ctrl-C came; what this demo had made is gone again.
@@ -63,7 +63,7 @@ def run_demo(out: Path, *, seed: int, guard: bool, console: Console, num_rows: i
     story = _Story(DemoFolder(out), seed=seed, guard=guard, console=console)
     with Interrupt() as interrupt, _library_lines(console):
         try:
-            result = story.tell(num_rows)
+            result = story.tell()
             interrupt.check()
         except BaseException as error:
             if interrupt.happened or story.run_folder is None:
@@ -94,7 +94,7 @@ class _Story:
             self._run.close()
         self._folder.undo(run_folder)
 
-    def tell(self, num_rows: int) -> DemoResult:
+    def tell(self) -> DemoResult:
         console = self._console
         kinds = GUARDED_KINDS if self._guard else UNGUARDED_KINDS
         console.line(
@@ -102,26 +102,28 @@ class _Story:
             f"answers from Python's own docstrings. {len(kinds)} rows are poisoned, chosen by seed {self._seed}. "
             f"The guard is {'on' if self._guard else 'off'}.\n"
         )
-        prepared = self._prepare(self._collect(num_rows), kinds)
+        prepared = self._prepare(self._collect(), kinds)
         dead_since, broken = self._train(prepared)
         return self._explain(prepared, dead_since=dead_since, broken=broken)
 
-    def _collect(self, num_rows: int) -> list[Row]:
+    def _collect(self) -> list[Row]:
         console = self._console
         console.stage("reading question and answer rows from the standard library's docstrings")
-        rows = rows_from_sources(limit=num_rows)
+        rows = rows_from_sources()
         console.stage(f"loading torch and transformers for the first time ({len(rows):,} rows read)")
         import torch
         import transformers
 
+        import trimtab.demo.prepare  # noqa: F401 - transformers loads most of itself only when a name is used
+
         console.stage(f"loaded torch {torch.__version__} and transformers {transformers.__version__}")
-        if len(rows) < min(MIN_ROWS, num_rows):
-            rows = rows_from_modules(limit=num_rows)
+        if len(rows) < MIN_ROWS:
+            rows = rows_from_modules()
             console.stage(f"this Python has no sources to read: took {len(rows):,} docstrings of loaded modules")
-        if len(rows) < min(MIN_ROWS, num_rows):
+        if len(rows) < MIN_ROWS:
             raise TrimtabError(
                 f"This Python ({sys.executable}) offers {len(rows):,} docstrings to train on and the demo needs "
-                f"{MIN_ROWS:,}: run it with a Python that has its standard library's sources and docstrings (no -OO)."
+                f"{MIN_ROWS:,}: run it with a Python that has its standard library's sources and docstrings."
             )
         return rows
 
@@ -140,8 +142,8 @@ class _Story:
         self._folder.write_planted(as_json.dumps_document(planted_document(prepared.plants)))
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         self._console.stage(
-            f"poisoned {len(kinds)} of {len(rows):,} rows ({counts}); which ones stands in planted.json, "
-            "which rewind never reads"
+            f"poisoned {len(kinds)} of {len(rows):,} rows ({counts})\n"
+            "which ones stands in planted.json; rewind never reads it"
         )
         return prepared
 
@@ -159,13 +161,12 @@ class _Story:
         console.stage(f"training {num_steps(prepared)} steps of {rows_a_step()} rows, after the one line\n    {call}")
         guard = GuardConfig(rule="robust") if self._guard else None
         self._run = run = attach(prepared.trainer, guard=guard)
-        watch = Watch(console, run_folder=lambda: run.folder)
+        watch = Watch(console)
         prepared.trainer.add_callback(watch)
         try:
             prepared.trainer.train()
         finally:
             run.close()
-        watch.tell_skips()
         broken = nonfinite_parameters(prepared)
         weights = f"{len(broken)} parameters are no longer finite" if broken else "every weight is finite"
         console.stage(f"training has ended; last loss {watch.last_loss:.2f}, {weights}")
@@ -188,7 +189,8 @@ class _Story:
             )
         findings = rewind(run_folder)
         self._folder.write_report(as_json.dumps(findings))
-        console.stage("this is what `trimtab rewind` says, from the log alone:\n")
+        console.stage("this is what `trimtab rewind` says, from the log alone:")
+        console.line()
         terminal.render(findings, console=console.as_rich())
         result = DemoResult(
             out=self._folder.path,
@@ -202,8 +204,10 @@ class _Story:
             checks=tuple(check_plants(prepared.plants, run_folder, findings)),
             findings=findings,
         )
-        console.stage("what was planted, against what `trimtab rewind --step` names:\n")
-        texts = [quoted(excerpt(row)) for row in prepared.poisoned]
+        console.line()
+        console.stage("what was planted, against what `trimtab rewind --step` names:")
+        console.line()
+        texts = [f"{plain(row.question)[:48]} -> {quoted(excerpt(row))}" for row in prepared.poisoned]
         for line in draw_checks(result.checks, texts):
             console.line(line)
         for line in _last_lines(result):
@@ -245,7 +249,7 @@ def _guard_line(result: DemoResult) -> list[str]:
 
 def _death_line(result: DemoResult) -> list[str]:
     if result.dead_since is None:
-        return ["Without a guard this run was to die, and it did not."]
+        return []
     return [f"Without a guard the run was dead from step {result.dead_since} on: not one finite loss after it."]
 
 
@@ -255,6 +259,10 @@ def _require_packages() -> None:
         raise MissingExtraError(
             f"trimtab demo trains a model, and {', '.join(missing)} is not installed in {sys.prefix}: "
             "pip install 'trimtab[demo]'"
+        )
+    if sys.flags.optimize >= 2:
+        raise UsageError(
+            "transformers builds its own docstrings and cannot be imported under -OO: start Python without."
         )
 
 

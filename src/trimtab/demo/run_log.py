@@ -1,6 +1,6 @@
 """What the run's log holds, as far as the demo asks it: the order of the rows, and what the guard skipped.
 
-Enters: a run folder, also one that is still being written. Leaves: plain values.
+Enters: a run folder. Leaves: plain values.
 """
 
 from __future__ import annotations
@@ -9,37 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from trimtab.log.columns import RowColumns
 from trimtab.log.reader import open_log
 from trimtab.values import VERDICT_REASONS
 
 
 class Skip(NamedTuple):
-    """One micro-batch that the guard left out: where, its mean loss over supervised tokens, and why."""
+    """One micro-batch that the guard left out: where, and why."""
 
     step: int
     micro: int
-    loss: float
     reason: str
 
 
-def skipped_micro_batches(run_folder: Path, *, after_step: int = 0) -> list[Skip]:
-    """The micro-batches that the guard skipped, in the order of training.
-
-    Args:
-        run_folder: A run folder.
-        after_step: Only later steps.
-    """
-    records = _records(run_folder, first_step=after_step + 1)
-    left_out = ~records.keep & (records.step > after_step)
-    skips = []
-    for step, micro in sorted(set(zip(records.step[left_out].tolist(), records.micro[left_out].tolist(), strict=True))):
-        here = (records.step == step) & (records.micro == micro)
-        loss = float(records.loss_sum[here].sum(dtype=np.float64) / records.num_tokens[here].sum())
-        skips.append(Skip(step, micro, loss, VERDICT_REASONS[int(records.reason[here][0])]))
-    return skips
+def skipped_micro_batches(run_folder: Path) -> list[Skip]:
+    """The micro-batches that the guard skipped, in the order of training."""
+    records = _records(run_folder)
+    left_out = ~records.keep
+    columns = (records.step, records.micro, records.reason)
+    entries = set(zip(*(column[left_out].tolist() for column in columns), strict=True))
+    return [Skip(step, micro, VERDICT_REASONS[reason]) for step, micro, reason in sorted(entries)]
 
 
 def first_difference(run_folder: Path, order: Sequence[Sequence[int]], *, accumulation: int) -> str | None:
@@ -63,5 +52,5 @@ def first_difference(run_folder: Path, order: Sequence[Sequence[int]], *, accumu
     return None
 
 
-def _records(run_folder: Path, *, first_step: int | None = None) -> RowColumns:
-    return RowColumns.concat(open_log(run_folder).row_blocks(first_step=first_step))
+def _records(run_folder: Path) -> RowColumns:
+    return RowColumns.concat(open_log(run_folder).row_blocks())

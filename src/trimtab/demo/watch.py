@@ -1,20 +1,17 @@
-"""What a trainer callback sees of the demo while it trains: progress, skips, death.
+"""What a trainer callback sees of the demo while it trains: progress, and death.
 
-Enters: the trainer's own log of each step, and the run's log as far as it is on disk. Leaves: lines on the console, and
-a stop once the run is dead: with weights of NaN, 100 further steps would teach nobody anything.
+Enters: the trainer's own log of each step. Leaves: lines on the console, and a stop once the run is dead: with weights
+of NaN, 100 further steps would teach nobody anything. What the guard skips, the library says itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trimtab.demo.console import Console
-from trimtab.demo.run_log import skipped_micro_batches
 
 LINE_STEPS: Final = 30
 """Steps between two progress lines where the output is no terminal."""
@@ -31,19 +28,12 @@ class Watch(TrainerCallback):
         dead_since: First step of the unbroken stretch of non-finite losses; None while the loss is finite.
     """
 
-    def __init__(self, console: Console, *, run_folder: Callable[[], Path | None]) -> None:
-        """Watches one training.
-
-        Args:
-            console: Where to tell.
-            run_folder: Gives the run folder once there is one; asked again and again.
-        """
+    def __init__(self, console: Console) -> None:
+        """Watches one training and tells of it on `console`."""
         self.last_loss = math.nan
         self.dead_since: int | None = None
         self._console = console
-        self._run_folder = run_folder
         self._begun_s = 0.0
-        self._told_until = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Starts the clock."""
@@ -62,7 +52,6 @@ class Watch(TrainerCallback):
             self.dead_since = step
         if step % (REWRITE_STEPS if self._console.is_terminal else LINE_STEPS) == 0:
             self._tell_progress(step, state.max_steps)
-            self.tell_skips()
         if self.dead_since is not None and step - self.dead_since + 1 >= DEAD_STEPS:
             self._console.stage(
                 f"the loss is {self.last_loss} since step {self.dead_since}, for {DEAD_STEPS} steps by now: the "
@@ -70,18 +59,7 @@ class Watch(TrainerCallback):
             )
             control.should_training_stop = True
 
-    def tell_skips(self) -> None:
-        """Tells what the guard skipped since the last call, as far as the log holds it."""
-        folder = self._run_folder()
-        if folder is None:
-            return
-        for skip in skipped_micro_batches(folder, after_step=self._told_until):
-            self._told_until = skip.step
-            self._console.stage(
-                f"guard skipped micro-batch {skip.micro} of step {skip.step}: "
-                f"its loss is {skip.loss:.4g} ({skip.reason})"
-            )
-
     def _tell_progress(self, step: int, num_steps: int) -> None:
         left_s = (self._console.elapsed_s - self._begun_s) / step * (num_steps - step)
-        self._console.progress(f"step {step:3d} of {num_steps}, loss {self.last_loss:.2f}, about {left_s:.0f} s left")
+        left = f", about {left_s:.0f} s left" if step < num_steps else ""
+        self._console.progress(f"step {step:3d} of {num_steps}, loss {self.last_loss:.2f}{left}")

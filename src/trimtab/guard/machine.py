@@ -166,15 +166,14 @@ class _Guard:
         return verdict
 
     def _follow(self, step: int) -> None:
-        last_step, self._last_step = self._last_step, step
-        if last_step is None or step >= last_step:
-            return
-        self._forget()
+        last_step = self._last_step
+        if last_step is not None and step < last_step:
+            self._forget()
+            self._warn_once(
+                "step_backwards",
+                f"Guard: the step went back from {last_step} to {step}: history cleared, warm-up begins again.",
+            )
         self._last_step = step
-        self._warn_once(
-            "step_backwards",
-            f"Guard: the step went back from {last_step} to {step}: history cleared, warm-up begins again.",
-        )
 
     def _forget(self) -> None:
         if self._rule:

@@ -18,34 +18,31 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, NoReturn
+from collections.abc import MutableMapping
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_pt_utils import LabelSmoother
 
 from trimtab.analysis import rewind
-from trimtab.errors import TrimtabError, UsageError
+from trimtab.dataset import DatasetFacts
+from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.notices import say, warn_once
+from trimtab.integrations.hf_tap import TrainerTap
+from trimtab.notices import say, warn
 from trimtab.run import switched_off
-from trimtab.torch.capture import CapturingLoss, TokenLosses
-from trimtab.torch.loader import ROW_KEY, tag_rows
 from trimtab.torch.gradients import drop_gradients, scale_gradients, total_norm
-from trimtab.torch.losses import RowLosses, reduce_to_rows
+from trimtab.torch.loader import ROW_KEY, tag_rows
+from trimtab.torch.losses import RowLosses
 from trimtab.torch.run import Run
 from trimtab.torch.skip import anchored_zero
-from trimtab.torch.smoothing import CapturingSmoother
-from trimtab.torch.tap import LossTap, row_columns
 from trimtab.torch.transfer import to_host
 from trimtab.torch.window import WindowTotals
 from trimtab.values import RunHeader, StepReason, Verdict
 
-
-_IGNORED = -100
-"""Label of a token that is not supervised, everywhere in transformers."""
+_MARK: Final = "trimtab_run"
+"""Attribute by which a trainer that is attached is told from one that is not."""
 
 
 class TrainerRun(Run):
@@ -62,14 +59,15 @@ class TrainerRun(Run):
         run_id: str | None,
     ) -> None:
         """Hooks into `trainer`; see `trimtab.attach`."""
-        if getattr(trainer, "trimtab_run", None) is not None:
+        off = switched_off()
+        if not off and _MARK in vars(trainer):
             raise UsageError("Trimtab is attached to this trainer already: attach once, before trainer.train().")
         if trainer.args.n_gpu > 1:
             raise UsageError(
                 f"This trainer drives {trainer.args.n_gpu} GPUs from one process (DataParallel), where a micro-batch "
                 "has several losses: set CUDA_VISIBLE_DEVICES to one GPU, or start it with torchrun."
             )
-        self._trainer = trainer
+        self._trainer: Any = trainer
         super().__init__(
             out if out is not None else trainer.args.output_dir,
             model=trainer.model,
@@ -80,18 +78,23 @@ class TrainerRun(Run):
             row_id=row_id,
             run_id=run_id,
         )
-        trainer.trimtab_run = self
         self._row_id = row_id
-        self._rows: Any = None
+        self._rows: torch.Tensor | None = None
+        self._training = False
         self._in_training_step = False
-        self._tap = LossTap()
-        self._untap: Callable[[], None] = lambda: None
+        self._num_trainings = 0
+        self._clip: Any = None
+        self._grad_norm: Any = None
+        self._tap: TrainerTap | None = None
+        self._said_no_row_losses = False
         self._begin_window()
-        if switched_off() or (not record and self._core.guard is None):
+        if off:
             return
-        self._hook()
-        trainer.add_callback(_Moments(self))
-        say("hf", self._introduction(record=record))
+        vars(trainer)[_MARK] = self
+        if record or self._core.guard is not None:
+            self._hook()
+            trainer.add_callback(_Moments(self))
+            say("hf", self._introduction(record=record))
 
     def micro_batch(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises `UsageError`: the Trainer hands over its micro-batches itself."""
@@ -102,7 +105,7 @@ class TrainerRun(Run):
         raise UsageError("The Trainer steps itself: call trainer.train().")
 
     def _host_header(self) -> RunHeader:
-        args = self._trainer.args
+        args: TrainingArguments = self._trainer.args
         return RunHeader(
             run_id=None,
             backend="transformers",
@@ -111,156 +114,176 @@ class TrainerRun(Run):
             experiment=args.run_name if args.run_name != args.output_dir else None,
         )
 
+    def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
+        if facts.num_rows is not None:
+            return facts.row_index
+        return f"column {row_id!r} of the stream where it holds integers, else {facts.row_index}"
+
     # Hooks on the trainer.
 
     def _hook(self) -> None:
         trainer = self._trainer
         build_loader, training_step = trainer.get_train_dataloader, trainer.training_step
         compute_loss, train = trainer.compute_loss, trainer.train
-        clip = trainer.accelerator.clip_grad_norm_
 
         @functools.wraps(build_loader)
         def tagged_loader() -> Any:
             loader = build_loader()
-            tag_rows(loader, row_id=self._row_id)
+            if self._training:  # a loader that the user asks for is the user's
+                tag_rows(loader, row_id=self._row_id)
             return loader
 
         @functools.wraps(training_step)
         def recorded_training_step(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             self._rows = inputs.pop(ROW_KEY, None) if isinstance(inputs, MutableMapping) else None
+            num_micros = self._core.window.num_micros
             self._in_training_step = True
             try:
                 reported: torch.Tensor = training_step(model, inputs, *args, **kwargs)
             finally:
                 self._in_training_step = False
+            if self._core.window.num_micros == num_micros:
+                self._record_rows_alone("its training_step does not call compute_loss", verdict=None)
             self._totals.loss = self._totals.loss + reported
             return reported
 
         @functools.wraps(compute_loss)
         def judged_loss(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._in_training_step:  # an evaluation
+            if not self._in_training_step or self._tap is None:  # an evaluation
                 return compute_loss(model, inputs, *args, **kwargs)
-            labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-            loss, tokens = self._tap.run(functools.partial(compute_loss, model, inputs, *args, **kwargs))
-            num_items = kwargs.get("num_items_in_batch")
-            self._per_token = num_items is not None
-            return self._take_loss(loss, tokens, labels, num_items=num_items)
-
-        @functools.wraps(clip)
-        def measured_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            parameters = list(parameters)
-            norm = self._before_clip(parameters)
-            if norm is None:
-                norm = clip(parameters, max_norm, *args, **kwargs)
-            self._norm_seen, self._clip_at = norm, max_norm
-            return norm
+            num_labels = self._tap.count_labels(inputs)
+            compute = functools.partial(compute_loss, model, inputs, *args, **kwargs)
+            result, rows = self._tap.run(compute, rows=self._rows)
+            loss, outputs = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
+            loss = self._take_loss(loss, rows, num_labels, num_items=kwargs.get("num_items_in_batch"))
+            return (loss, *outputs) if outputs else loss
 
         @functools.wraps(train)
         def recorded_train(*args: Any, **kwargs: Any) -> Any:
-            if self._core.closed:  # a second train() is a run of its own
-                self._core = self._new_core()
             reason = "closed"
+            self._training = True
             try:
                 return train(*args, **kwargs)
             except BaseException as error:
                 reason = type(error).__name__
                 raise
             finally:
-                self._end(reason)
+                self._end_training(reason)
 
         trainer.get_train_dataloader = tagged_loader
         trainer.training_step = recorded_training_step
         trainer.compute_loss = judged_loss
-        trainer.accelerator.clip_grad_norm_ = measured_clip
         trainer.train = recorded_train
 
     def _begin_training(self) -> None:
-        """Puts the taps where this model computes its loss, until training ends."""
-        trainer = self._trainer
-        self._model = trainer.model
-        places: list[CapturingLoss | CapturingSmoother] = []
-        undo: list[Callable[[], None]] = []
-        base = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
-        if callable(getattr(base, "loss_function", None)):
-            before = base.__dict__.get("_loss_function")
-            place = CapturingLoss(base.loss_function)
-            base.loss_function = place
-            places.append(place)
-            undo.append(functools.partial(_restore_loss_function, base, before))
-        smoother = trainer.label_smoother
-        if type(smoother) is LabelSmoother:  # of a user's own smoother the formula is not known
-            trainer.label_smoother = CapturingSmoother(smoother)
-            places.append(trainer.label_smoother)
-            undo.append(functools.partial(setattr, trainer, "label_smoother", smoother))
-        self._tap = LossTap(*places)
-        self._untap = lambda: [step() for step in undo]
+        """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
+        self._remove_taps()
+        if self._num_trainings:
+            self._core.close(reason="begun again")
+            self._core = self._new_core(run_id=None)
+        self._num_trainings += 1
+        self._said_no_row_losses = False
+        self._model = self._trainer.model
+        self._tap = TrainerTap(self._trainer)
+        accelerator = self._trainer.accelerator
+        self._clip = accelerator.clip_grad_norm_
+
+        @functools.wraps(self._clip)
+        def measured_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+            parameters = list(parameters)
+            self._look_at_gradients(parameters)
+            if self._reason is None:
+                self._grad_norm = self._clip(parameters, max_norm, *args, **kwargs)
+                self._clip_at = max_norm
+            # A trainer logs what it gets; of a step without any gradient that counts, the norm is 0.
+            return self._grad_norm if self._grad_norm is not None else torch.zeros(())
+
+        accelerator.clip_grad_norm_ = measured_clip
+
+    def _remove_taps(self) -> None:
+        if self._tap is not None:
+            self._tap.remove()
+            self._tap = None
+            self._trainer.accelerator.clip_grad_norm_ = self._clip
+
+    # Once a micro-batch.
 
     def _take_loss(
-        self, loss: torch.Tensor, tokens: TokenLosses | None, labels: torch.Tensor | None, *, num_items: Any
+        self, loss: torch.Tensor, rows: RowLosses | str, num_labels: torch.Tensor, *, num_items: Any
     ) -> torch.Tensor:
         """Judges and records one micro-batch; gives the loss to call backward on."""
-        reduced = self._rows_of(tokens)
-        if reduced is None:
-            self._say_no_row_losses()
-            num_tokens = (labels != _IGNORED).sum() if labels is not None else torch.ones((), dtype=torch.int64)
-            loss_sum = loss.detach() * (num_items if num_items is not None else num_tokens)
+        assert self._tap is not None, "training has begun"
+        self._per_token = num_items is not None and self._tap.loss_is_over_window
+        if isinstance(rows, RowLosses):
+            loss_sum, num_tokens = rows.loss_sum, rows.num_tokens
         else:
-            loss_sum, num_tokens = reduced.loss_sum, reduced.num_tokens
-        verdict: Verdict | None = None
-        if self._core.guard is not None:
-            # The final loss may hold further terms (a router's): it must be finite as well, if it has tokens at all.
-            verdict = self._core.judge(float(loss_sum), int(num_tokens), aux=float(loss.detach()))
-        if reduced is not None:
+            num_tokens = num_labels
+            loss_sum = loss.detach() * (num_items if self._per_token else num_tokens)
+        verdict = self._judge_micro(loss_sum, num_tokens, loss.detach()) if self._core.guard is not None else None
+        if isinstance(rows, RowLosses):
             self._core.record_micro_batch(
-                to_host(reduced.rows),
-                to_host(reduced.row_loss_sums),
-                to_host(reduced.row_num_tokens),
+                to_host(rows.rows),
+                to_host(rows.row_loss_sums),
+                to_host(rows.row_num_tokens),
                 verdict=verdict,
-                packed=reduced.packed,
+                packed=rows.packed,
             )
         else:
-            rows = self._rows.flatten().unique() if self._rows is not None else torch.zeros(0, dtype=torch.int64)
-            nothing = torch.zeros(rows.shape[0], dtype=torch.int64)
-            self._core.record_micro_batch(to_host(rows), nothing, nothing, verdict=verdict)
-        self._totals.num_tokens = self._totals.num_tokens + num_tokens
+            self._record_rows_alone(rows, verdict=verdict)
+        totals = self._totals
+        totals.num_tokens = totals.num_tokens + num_tokens
         if verdict is None:
             return loss
         if not verdict.keep:
             say("guard", self._skipped(verdict))
             return anchored_zero(self._parameters(), like=loss)
+        totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
         if verdict.reason == "no_tokens" and not math.isfinite(float(loss.detach())):
             # A mean over no tokens is 0/0: nothing to learn from, and nothing to blame anybody for.
             return anchored_zero(self._parameters(), like=loss)
-        self._totals.num_kept_tokens = self._totals.num_kept_tokens + num_tokens
         return loss
 
-    def _rows_of(self, tokens: TokenLosses | None) -> RowLosses | None:
-        if tokens is None or self._rows is None:
-            return None
-        shifted = bool(getattr(self._trainer, "_loss_shifts_labels", False))
-        columns = row_columns(tokens, self._rows, shifted=shifted)
-        if columns is None:
-            return None
-        losses, supervised, rows = columns
-        return reduce_to_rows(losses, rows=rows, mask=supervised)
+    def _judge_micro(self, loss_sum: torch.Tensor, num_tokens: torch.Tensor, loss: torch.Tensor) -> Verdict:
+        """The guard's verdict; the one wait for the device."""
+        # The final loss may hold further terms (a router's): it must be finite as well.
+        wide = torch.float32 if loss.device.type == "mps" else torch.float64
+        figures = torch.stack([figure.to(loss.device, wide) for figure in (loss_sum, num_tokens, loss)]).tolist()
+        return self._core.judge(figures[0], int(figures[1]), aux=figures[2])
 
-    def _before_clip(self, parameters: list[nn.Parameter]) -> torch.Tensor | None:
-        """With a guard, looks at the norm before clipping; gives it if the step must be dropped, else None."""
+    def _record_rows_alone(self, why: str, *, verdict: Verdict | None) -> None:
+        rows = torch.unique(self._rows) if self._rows is not None else torch.zeros(0, dtype=torch.int64)
+        nothing = torch.zeros(rows.shape[0], dtype=torch.int64)
+        self._core.record_micro_batch(to_host(rows), nothing, nothing, verdict=verdict)
+        if not self._said_no_row_losses:
+            self._said_no_row_losses = True
+            warn("hf", f"Trimtab cannot tell what each row cost: {why}. Rows are recorded without shares.")
+            self._core.event("no_row_losses", {"why": why})
+
+    # Once an optimizer step.
+
+    def _begin_window(self) -> None:
+        self._totals = WindowTotals()
+        self._reason: StepReason | None = None
+        self._grad_norm = None
+        self._clip_at = math.inf
+        self._lr: Any = math.nan
+
+    def _look_at_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """With a guard, decides whether the step must be dropped; the norm it saw is that before clipping."""
         core = self._core
         if core.guard is None:
-            return None
+            return
         self._reason = core.drop_reason()
         if self._reason is not None:
-            return torch.zeros(())
-        if core.guard.config.skipped_tokens == "removed" and core.window.num_skipped_micros:
+            return
+        if self._removed and core.window.num_skipped_micros:
             self._remove_skipped(parameters)
         if self._trainer.accelerator.scaler is not None:  # a scaler looks for itself, and halves its scale
-            return None
+            return
         norm = total_norm(parameters)
-        if math.isfinite(float(norm)):
-            return None
-        self._reason = self._nonfinite_norm(norm)
-        return norm
+        if not math.isfinite(float(norm)):
+            self._grad_norm = norm
+            self._reason = self._nonfinite_norm(norm)
 
     def _remove_skipped(self, parameters: list[nn.Parameter]) -> None:
         """Takes skipped tokens out of the divisor that the trainer has used already."""
@@ -273,21 +296,19 @@ class TrainerRun(Run):
         self._totals.loss = self._totals.loss * factor
 
     def _before_optimizer(self) -> None:
-        optimizer = self._trainer.optimizer
-        self._lr = optimizer.param_groups[0]["lr"]
+        self._lr = self._trainer.optimizer.param_groups[0]["lr"]
         if self._reason is not None:
             drop_gradients(self._parameters())
 
     def _after_step(self) -> None:
         """Records the step that the trainer has just counted."""
-        scaler = self._trainer.accelerator.scaler
+        accelerator, core, norm = self._trainer.accelerator, self._core, self._grad_norm
+        scaler = accelerator.scaler
         reason: StepReason = self._reason if self._reason is not None else "stepped"
-        if scaler is not None and self._trainer.accelerator.optimizer_step_was_skipped:
+        if scaler is not None and accelerator.optimizer_step_was_skipped:
             reason = "scaler_overflow"
-        known = self._reason is None or self._reason == "nonfinite_norm"
-        norm = self._norm_seen if known else None
-        something_left = self._core.guard is None or self._core.window.num_kept_tokens > 0
-        self._core.end_step(
+        something_left = core.guard is None or core.window.num_kept_tokens > 0
+        core.end_step(
             reason,
             loss=to_host(self._totals.loss) if something_left else math.nan,
             num_tokens=to_host(self._totals.num_tokens),
@@ -298,12 +319,20 @@ class TrainerRun(Run):
         )
         self._begin_window()
 
-    def _begin_window(self) -> None:
-        self._totals = WindowTotals()
-        self._reason: StepReason | None = None
-        self._norm_seen: Any = None
-        self._clip_at = math.inf
-        self._lr: Any = math.nan
+    def _end_training(self, reason: str) -> None:
+        """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
+        self._training = False
+        self._remove_taps()
+        self._core.close(reason=reason)
+        folder = self.folder
+        if folder is None:
+            return
+        try:
+            num_findings = len(rewind(folder).spikes)
+        except Exception as error:  # noqa: BLE001 - a fault in reading the log is no fault of the training
+            warn("hf", f"Trimtab could not read its own log {folder}: {error}")
+            return
+        say("hf", f"{num_findings} finding{'' if num_findings == 1 else 's'}: trimtab rewind {self.run_id}")
 
     # Words.
 
@@ -318,34 +347,8 @@ class TrainerRun(Run):
         compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
         return f"Guard skipped micro-batch {micro} of step {step}: {verdict.reason}, loss {verdict.loss:.4g}{compared}."
 
-    def _say_no_row_losses(self) -> None:
-        why = (
-            "the batch carries no rows (its collator returns no mapping)"
-            if self._rows is None
-            else "its loss is not one plain cross-entropy over tokens (compiled, weighted, fused or of another kind)"
-        )
-        warn_once(
-            "hf",
-            f"Trimtab cannot tell what each row cost, because {why}: rows are recorded without shares.",
-            cause=f"no row losses {id(self)}",
-        )
-        self._core.event("no_row_losses", {"why": why})
 
-    def _end(self, reason: str) -> None:
-        """Closes the log and says what it holds; never raises."""
-        self._untap()
-        folder = self.folder
-        self._core.close(reason=reason)
-        if folder is None:
-            return
-        try:
-            num_findings = len(rewind(folder).spikes)
-        except (TrimtabError, OSError):  # nothing recorded yet, or a disk that failed: said elsewhere
-            return
-        say("hf", f"{num_findings} finding{'' if num_findings == 1 else 's'}: trimtab rewind {self.run_id}")
-
-
-class _Moments(TrainerCallback):  # type: ignore[misc]
+class _Moments(TrainerCallback):
     """The trainer's moments, as the run's verbs."""
 
     def __init__(self, run: TrainerRun) -> None:
@@ -369,15 +372,12 @@ class _Moments(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
-        metrics = dict(metrics or {})
-        self._run._core.evaluation(float(metrics.pop("eval_loss", math.nan)), metrics)
+        if self._run._training:  # beside a training there is no step to which a result belongs
+            metrics = dict(metrics or {})
+            loss = float(metrics.pop("eval_loss", math.nan))
+            self._run._core.evaluation(loss, metrics, step=state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._run._core.event("checkpoint", {"folder": f"checkpoint-{state.global_step}"})
-
-
-def _restore_loss_function(model: nn.Module, before: Any) -> None:
-    if before is None:
-        del model._loss_function
-    else:
-        model._loss_function = before
+        if self._run._training:
+            facts = {"folder": f"checkpoint-{state.global_step}"}
+            self._run._core.event("checkpoint", facts, step=state.global_step)

@@ -78,11 +78,11 @@ class StepBlock(NamedTuple):
 
 def encode_rows(columns: MicroColumns) -> Block:
     """A rows block; at least one micro-batch."""
-    flags = columns.reason + columns.keep.astype(np.int64) * _KEEP
+    flags = np.where(columns.keep, columns.reason + _KEEP, columns.reason)
     parts = [_COUNTS.pack(columns.step.size, columns.row.size)]
-    for values in (columns.step, columns.micro, columns.num_rows, flags, columns.row, columns.num_tokens):
+    loss_bits = columns.loss_sum.view(np.int32).astype(np.int64)
+    for values in (columns.step, columns.micro, columns.num_rows, flags, columns.row, columns.num_tokens, loss_bits):
         parts += encode_ints(values)
-    parts += encode_ints(columns.loss_sum.view(np.int32).astype(np.int64))
     return Block(KIND_ROWS, columns.step.size, int(columns.step.min()), int(columns.step.max()), parts)
 
 
@@ -114,12 +114,11 @@ def decode_rows(raw: bytes) -> MicroColumns:
 
 def encode_steps(columns: StepBlock) -> Block:
     """A steps block; at least one step."""
-    flags = (
-        np.where(columns.has_grad_norm, _HAS_GRAD_NORM, 0)
-        | np.where(columns.has_lr, _HAS_LR, 0)
-        | np.where(columns.clipped >= 0, _CLIPPED_KNOWN, 0)
-        | np.where(columns.clipped > 0, _CLIPPED, 0)
-    )
+    flags = np.zeros(columns.step.size, np.int64)
+    flags[columns.has_grad_norm] |= _HAS_GRAD_NORM
+    flags[columns.has_lr] |= _HAS_LR
+    flags[columns.clipped >= 0] |= _CLIPPED_KNOWN
+    flags[columns.clipped > 0] |= _CLIPPED
     parts = [_COUNT.pack(columns.step.size)]
     for values in (
         columns.step,

@@ -110,7 +110,7 @@ def _usual(items: Sequence[MicroBatch]) -> _Joined | None:
 
     Joined, they show it: only integers join to a signed integer, and only one-dimensional arrays to one dimension.
     """
-    if any(item.packed for item in items):
+    if len(items) == 1 or any(item.packed for item in items):
         return None
     rows = [np.asarray(item.rows) for item in items]
     sums = [np.asarray(item.loss_sums) for item in items]

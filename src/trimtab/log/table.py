@@ -53,13 +53,18 @@ class _Column(NamedTuple):
     sql: str = ""
 
 
+def _or_nan(name: str) -> str:
+    """The column with its NaNs: DuckDB takes a NaN in a numpy array for a missing value."""
+    return f"coalesce({name}, 'nan'::float)"
+
+
 _ROWS: Final = (
     _Column("attempt"),
     _Column("step"),
     _Column("micro"),
     _Column("rank"),
     _Column("row"),
-    _Column("loss_sum"),
+    _Column("loss_sum", sql=_or_nan("loss_sum")),
     _Column("num_tokens"),
     _Column("finite"),
     _Column("verdict", texts=VERDICT_REASONS),
@@ -67,17 +72,17 @@ _ROWS: Final = (
 _STEPS: Final = (
     _Column("attempt"),
     _Column("step"),
-    _Column("loss", missing="not has_loss"),
+    _Column("loss", missing="not has_loss", sql=_or_nan("loss")),
     _Column("num_tokens"),
     _Column("finite"),
-    _Column("grad_norm", missing="not has_grad_norm"),
+    _Column("grad_norm", missing="not has_grad_norm", sql=_or_nan("grad_norm")),
     _Column("clipped", missing="clipped < 0", sql="clipped = 1"),
-    _Column("lr", missing="not has_lr"),
+    _Column("lr", missing="not has_lr", sql=_or_nan("lr")),
     _Column("stepped", missing="stepped < 0", sql="stepped = 1"),
     _Column("reason", texts=STEP_REASONS, missing=f"reason >= {len(STEP_REASONS)}"),
-    _Column("wall_s", missing="isnan(wall_s)"),
+    _Column("wall_s", missing="wall_s is null"),
 )
-_EVENTS: Final = (_Column("step"), _Column("time"), _Column("kind"), _Column("facts"))
+_EVENTS: Final = (_Column("step"), _Column("time"), _Column("kind", sql="kind::varchar"), _Column("facts", sql="facts::varchar"))
 
 
 class Table:

@@ -41,7 +41,7 @@ class CrossEntropyCapture(TorchFunctionMode):
         super().__init__()
         self.calls: list[TokenLosses] = []
 
-    def __torch_function__(  # noqa: D105 - torch's protocol
+    def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is not F.cross_entropy:
@@ -50,16 +50,16 @@ class CrossEntropyCapture(TorchFunctionMode):
 
     def _cross_entropy(
         self,
-        input: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002 - names and order are torch's
         target: torch.Tensor,
         weight: torch.Tensor | None = None,
-        size_average: bool | None = None,
+        size_average: bool | None = None,  # noqa: FBT001
         ignore_index: int = -100,
-        reduce: bool | None = None,
+        reduce: bool | None = None,  # noqa: FBT001
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> torch.Tensor:
-        splittable = (
+        a_plain_sum_over_tokens = (
             weight is None
             and size_average is None
             and reduce is None
@@ -67,13 +67,13 @@ class CrossEntropyCapture(TorchFunctionMode):
             and reduction in ("mean", "sum")
             and not target.is_floating_point()
         )
-        if not splittable:
+        if not a_plain_sum_over_tokens:
             return F.cross_entropy(
                 input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
             )
-        if input.dtype in _HALF and torch.is_autocast_enabled(input.device.type):
-            input = input.float()  # as autocast does for cross_entropy as a whole
-        log_probabilities = F.log_softmax(input, dim=1 if input.dim() > 1 else 0)
+        # Autocast does the same to the logits of a cross-entropy as a whole; its parts it would run in half precision.
+        halved = input.dtype in _HALF and torch.is_autocast_enabled(input.device.type)
+        log_probabilities = F.log_softmax(input.float() if halved else input, dim=min(input.dim() - 1, 1))
         losses = F.nll_loss(log_probabilities.detach(), target, ignore_index=ignore_index, reduction="none")
         self.calls.append(TokenLosses(losses.flatten(), (target != ignore_index).flatten()))
         return F.nll_loss(log_probabilities, target, ignore_index=ignore_index, reduction=reduction)

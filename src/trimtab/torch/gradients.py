@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from trimtab.values import StepReason
+
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float | torch.Tensor) -> None:
     """Multiplies every gradient by `factor`, a number or a 0-d tensor on their device; never waits."""
@@ -43,3 +45,16 @@ def first_nonfinite(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> str
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
             return name
     return None
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, *, scaler: torch.amp.GradScaler | None, scale_before: float | None
+) -> StepReason:
+    """Steps the optimizer, through the scaler where there is one; its own verdict on overflow waits for the device."""
+    if scaler is None:
+        optimizer.step()
+        return "stepped"
+    scaler.step(optimizer)
+    scaler.update()
+    assert scale_before is not None, "read before unscaling"
+    return "scaler_overflow" if scaler.get_scale() < scale_before else "stepped"

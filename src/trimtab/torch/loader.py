@@ -4,11 +4,12 @@ The innermost dataset of a loader is replaced by one that yields `(row, item)`, 
 collates the items as before and adds the rows to the batch under `ROW_KEY`. Sampler, shuffling, batching and workers
 are not touched, nothing is copied, and no queue beside the sampler can fall out of step with it.
 
-Both classes are picklable, so they also work in workers that are spawned.
+All classes are picklable, so they also work in workers that are spawned.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,8 @@ ROW_KEY: Final = "trimtab_row"
 
 _WORKER_SHIFT: Final = 40
 """Streams without ids: `worker << 40 | position`; 2**40 rows a worker and 2**23 workers fit into an int64."""
+
+_INT64: Final = range(-(2**63), 2**63)
 
 
 class TaggedItem(NamedTuple):
@@ -75,24 +78,37 @@ class TaggedStream(_Forwarding, IterableDataset[TaggedItem]):
         worker = get_worker_info()
         base = worker.id << _WORKER_SHIFT if worker is not None else 0
         for position, item in enumerate(self.dataset):
-            own = item.get(self.row_id) if isinstance(item, Mapping) else None
-            yield TaggedItem(own if isinstance(own, int) and not isinstance(own, bool) else base | position, item)
+            own = _integer(item.get(self.row_id)) if isinstance(item, Mapping) else None
+            yield TaggedItem(base | position if own is None else own, item)
+
+
+class SizedTaggedStream(TaggedStream):
+    """A tagged stream that knows its length, as the one that it wraps does; hosts plan their steps by it."""
+
+    def __len__(self) -> int:
+        """Length of the wrapped stream."""
+        return len(self.dataset)
 
 
 class TaggingCollator:
-    """Collates the items as before and adds their rows to the batch, which must be a mapping."""
+    """Collates the items as before and adds their rows to the batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         """Wraps `collate`."""
         self.collate = collate
 
     def __call__(self, tagged: list[TaggedItem]) -> Any:
-        """The batch with (B,) rows, or (1, L) rows a token where the items were concatenated into one sequence."""
+        """The batch with (B,) rows, or (1, L) rows a token where the items were concatenated into one sequence.
+
+        A batch that is no mapping, or whose sequences are not the items one by one, is left without rows.
+        """
         items = [item for _, item in tagged]
-        lengths = _lengths(items)
+        lengths = _lengths(items)  # before collating: some collators take the items apart
         batch = self.collate(items)
         if isinstance(batch, MutableMapping):
-            batch[ROW_KEY] = _rows(batch, [row for row, _ in tagged], lengths)
+            rows = _rows(batch, [row for row, _ in tagged], lengths)
+            if rows is not None:
+                batch[ROW_KEY] = rows
         return batch
 
 
@@ -105,15 +121,33 @@ def tag_rows(loader: Any, *, row_id: str) -> None:
     """
     base = getattr(loader, "base_dataloader", loader)
     assert isinstance(base, DataLoader), "the host builds its loader from torch's"
-    holder, dataset = base, base.dataset
-    if type(dataset).__name__ == "IterableDatasetShard":  # accelerate's; the stream inside is what has rows
-        holder, dataset = dataset, dataset.dataset
-    if isinstance(dataset, (TaggedDataset, TaggedStream)):
+    holder: Any = base
+    if type(base.dataset).__name__ == "IterableDatasetShard":  # accelerate's; the stream inside is what has rows
+        holder = base.dataset
+    dataset = holder.dataset
+    if isinstance(dataset, TaggedDataset | TaggedStream):
         return
-    stream = isinstance(dataset, IterableDataset)
     # DataLoader forbids assigning `dataset` once it is built; the sampler keeps its own reference to the original.
-    holder.__dict__["dataset"] = TaggedStream(dataset, row_id=row_id) if stream else TaggedDataset(dataset)
+    holder.__dict__["dataset"] = _tagged(dataset, row_id=row_id)
     base.collate_fn = TaggingCollator(base.collate_fn)
+
+
+def _tagged(dataset: Any, *, row_id: str) -> TaggedDataset | TaggedStream:
+    if not isinstance(dataset, IterableDataset):
+        return TaggedDataset(dataset)
+    kind = SizedTaggedStream if hasattr(dataset, "__len__") else TaggedStream
+    return kind(dataset, row_id=row_id)
+
+
+def _integer(value: Any) -> int | None:
+    """An integer of any library as int64 can hold it; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if number in _INT64 else None
 
 
 def _lengths(items: list[Any]) -> list[int] | None:
@@ -123,9 +157,18 @@ def _lengths(items: list[Any]) -> list[int] | None:
         return None
 
 
-def _rows(batch: Mapping[str, Any], rows: list[int], lengths: list[int] | None) -> torch.Tensor:
-    input_ids = batch.get("input_ids")
-    shape = tuple(getattr(input_ids, "shape", ()))
-    if lengths is not None and len(rows) > 1 and shape == (1, sum(lengths)):
-        return torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths))[None, :]
-    return torch.tensor(rows, dtype=torch.int64)
+def _rows(batch: Mapping[str, Any], rows: list[int], lengths: list[int] | None) -> torch.Tensor | None:
+    shape = _leading_shape(batch)
+    if shape[:1] == (len(rows),):
+        return torch.tensor(rows, dtype=torch.int64)
+    if lengths is not None and shape == (1, sum(lengths)):
+        return torch.repeat_interleave(torch.tensor(rows, dtype=torch.int64), torch.tensor(lengths))[None, :]
+    return None
+
+
+def _leading_shape(batch: Mapping[str, Any]) -> tuple[int, ...]:
+    """Shape of the tensor that tells how many sequences there are: the tokens, the labels, or the first there is."""
+    for value in (batch.get("input_ids"), batch.get("labels"), *batch.values()):
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            return tuple(value.shape)
+    return ()

@@ -49,7 +49,7 @@ def reduce_to_rows(
     """Sums unreduced losses over supervised tokens, in all and per dataset row.
 
     Args:
-        losses: (B, T) token losses, or (N,) losses of tokens or samples; any floating dtype, summed in at least float32.
+        losses: (B, T) token losses, or (N,) losses of tokens or samples; floating, summed in at least float32.
         rows: Dataset rows: (B,) or (B, T) for 2-d losses, (N,) for 1-d ones; integers.
         per: What an entry of `losses` is; "token" for 2-d losses, required for 1-d ones.
         mask: Which entries are supervised, in the shape of `losses`; bool or integer (not 0). None: all.

@@ -20,14 +20,22 @@ from typing import Any, Literal, Self, SupportsFloat
 import torch
 from torch import nn
 
-from trimtab.dataset import describe
+from trimtab.dataset import DatasetFacts, describe
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.notices import warn, warn_once
 from trimtab.run import RunCore, switched_off
-from trimtab.torch.gradients import clip_gradients, drop_gradients, first_nonfinite, scale_gradients, total_norm
+from trimtab.torch.gradients import (
+    clip_gradients,
+    drop_gradients,
+    first_nonfinite,
+    scale_gradients,
+    take_step,
+    total_norm,
+)
 from trimtab.torch.losses import Per, RowLosses, reduce_to_rows
 from trimtab.torch.outcome import StepOutcome
+from trimtab.torch.ranks import records_here
 from trimtab.torch.skip import anchored_zero, statistics_buffers
 from trimtab.torch.transfer import to_host
 from trimtab.torch.window import WindowTotals
@@ -101,7 +109,7 @@ class Run:
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
         if guard is not None and guard.enabled and model is None:
             raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
-        record = _only_one_process(guard, record=record)
+        record = records_here(guard, record=record)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
             facts = describe(dataset)
@@ -109,10 +117,10 @@ class Run:
                 header,
                 num_rows=facts.num_rows,
                 dataset_fingerprint=facts.fingerprint,
-                row_index=facts.row_index,
+                row_index=self._row_index(facts, row_id),
             )
-        self._new_core = partial(RunCore, header, out=out, guard=guard, record=record, run_id=run_id)
-        self._core = self._new_core()
+        self._new_core = partial(RunCore, header, out=out, guard=guard, record=record)
+        self._core = self._new_core(run_id=run_id)
         self._model = model
         self._optimizer = optimizer
         self._accumulation = accumulation
@@ -259,7 +267,7 @@ class Run:
         if reason is None:
             if norm is not None and self._max_grad_norm is not None:
                 clip_gradients(self._parameters(), max_norm=self._max_grad_norm, norm=norm)
-            reason = _take(optimizer, scaler, loss_scale)
+            reason = take_step(optimizer, scaler=scaler, scale_before=loss_scale)
         else:
             drop_gradients(self._parameters())
             if scaler is not None:
@@ -341,6 +349,10 @@ class Run:
         """What only the host knows of the run; an integration tells more."""
         return RunHeader(run_id=None, backend="torch")
 
+    def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
+        """What a row number of the dataset indexes, in words."""
+        return facts.row_index
+
     def _judge(self, reduced: RowLosses, aux: torch.Tensor | None) -> Verdict | None:
         if self._core.guard is None:
             return None
@@ -402,41 +414,3 @@ class Run:
             return list(self._model.parameters())
         assert self._optimizer is not None, "checked by step()"
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-
-def _take(
-    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, scale_before: float | None
-) -> StepReason:
-    if scaler is None:
-        optimizer.step()
-        return "stepped"
-    scaler.step(optimizer)
-    scaler.update()
-    assert scale_before is not None, "read before unscaling"
-    return "scaler_overflow" if scaler.get_scale() < scale_before else "stepped"
-
-
-def _only_one_process(guard: GuardConfig | None, *, record: bool) -> bool:
-    """Whether this process records; refuses a guard among several processes."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return record
-    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    if world_size == 1:
-        return record
-    if guard is not None and guard.enabled:
-        raise UsageError(
-            f"This version's guard decides in one process, and {world_size} are running: their verdicts could differ, "
-            "and the ranks would drift apart. Pass guard=None here."
-        )
-    if record:
-        warn_once(
-            "recorder",
-            f"{world_size} processes train, and this version records one of them: "
-            + (
-                f"rank 0 of {world_size}; shares are over its rows only."
-                if rank == 0
-                else f"rank {rank} is not recorded."
-            ),
-            cause="several processes",
-        )
-    return record and rank == 0

@@ -23,6 +23,15 @@ class LabelSmoothing(Protocol):
     epsilon: float
     ignore_index: int
 
+    def __call__(
+        self,
+        model_output: Any,
+        labels: torch.Tensor,
+        shift_labels: bool = ...,  # noqa: FBT001 - the signature is Hugging Face's
+        num_items_in_batch: Any = ...,
+    ) -> torch.Tensor:
+        """The smoothed loss."""
+
 
 class CapturingSmoother:
     """Stands in for a trainer's label smoother while it trains.
@@ -45,7 +54,7 @@ class CapturingSmoother:
         self,
         model_output: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...],
         labels: torch.Tensor,
-        shift_labels: bool = False,
+        shift_labels: bool = False,  # noqa: FBT001, FBT002 - the signature is Hugging Face's
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
         """(1 - epsilon) x mean cross-entropy + epsilon x mean over all classes, as Hugging Face computes it.
@@ -59,6 +68,9 @@ class CapturingSmoother:
         Returns:
             The 0-d loss.
         """
+        if not self.active:
+            return self.original(model_output, labels, shift_labels, num_items_in_batch)
+        self.was_called = True
         epsilon, ignore_index = self.original.epsilon, self.original.ignore_index
         logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
         if shift_labels:
@@ -71,8 +83,6 @@ class CapturingSmoother:
         divisor = num_items_in_batch if num_items_in_batch is not None else ignored.numel() - ignored.long().sum()
         if isinstance(divisor, torch.Tensor):
             divisor = divisor.to(own.device)
-        if self.active:
-            self.was_called = True
-            token_losses = (1 - epsilon) * own.detach().float() + (epsilon / num_classes) * uniform.detach()
-            self.calls.append(TokenLosses(token_losses.flatten(), ~ignored.flatten()))
+        token_losses = (1 - epsilon) * own.detach().float() + (epsilon / num_classes) * uniform.detach()
+        self.calls.append(TokenLosses(token_losses.flatten(), ~ignored.flatten()))
         return (1 - epsilon) * (own.sum() / divisor) + epsilon * (uniform.sum() / (divisor * num_classes))

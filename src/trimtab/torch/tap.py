@@ -1,8 +1,10 @@
 """`LossTap`: the token losses of one micro-batch, from whichever place of a model computes its cross-entropy.
 
-The cheap places are a model's own `loss_function` and a trainer's label smoother, which only the loss passes through.
-Models that call cross-entropy somewhere in their forward are watched by a mode over every torch call. Which of them it
-is, the first micro-batch shows: until then all are watched, so that it is not missed.
+The cheap places are stand-ins for what only the loss passes through: a model's own loss function, a trainer's label
+smoother. A model that calls cross-entropy somewhere in its forward is watched by a mode over every torch call. Which
+of them it is, the first micro-batch shows: until then everything is watched, so that it is not missed.
+
+`row_columns` gives the flat token losses the shape in which they meet their rows.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from trimtab.torch.smoothing import CapturingSmoother
 
 
 class LossTap:
-    """Runs a loss computation and hands out its token losses."""
+    """Runs a loss computation and hands out the token losses of its cross-entropies."""
 
     def __init__(self, *places: CapturingLoss | CapturingSmoother) -> None:
         """Watches `places`, and everything while none of them has been called.
@@ -28,11 +30,11 @@ class LossTap:
         self._places = places
         self._watch_everything = True
 
-    def run(self, compute: Callable[[], Any]) -> tuple[Any, TokenLosses | None]:
+    def run(self, compute: Callable[[], Any]) -> tuple[Any, list[TokenLosses]]:
         """Calls `compute`.
 
         Returns:
-            Its result, and the token losses of its one cross-entropy; None where there was none or several.
+            Its result, and what each plain cross-entropy in it cost, in the order of the calls.
         """
         for place in self._places:
             place.active = True
@@ -51,7 +53,7 @@ class LossTap:
                 place.active = False
                 if place.was_called:
                     self._watch_everything = False
-        return result, calls[0] if len(calls) == 1 else None
+        return result, calls
 
 
 def row_columns(
@@ -69,10 +71,13 @@ def row_columns(
     """
     num_entries = tokens.losses.numel()
     if rows.dim() == 2:
-        if num_entries != rows.numel():
+        if num_entries == rows.numel() - 1:  # the last token, which predicts nothing, is cut off
+            rows = rows[:, 1:]
+        elif num_entries != rows.numel():
             return None
-        token_rows = torch.cat([rows[:, 1:], rows[:, -1:]], dim=1) if shifted else rows
-        return tokens.losses.view_as(rows), tokens.supervised.view_as(rows), token_rows
+        elif shifted:
+            rows = torch.cat([rows[:, 1:], rows[:, -1:]], dim=1)
+        return tokens.losses.view_as(rows), tokens.supervised.view_as(rows), rows
     num_rows = rows.numel()
     if num_rows == 0 or num_entries % num_rows:
         return None

@@ -41,7 +41,7 @@ class InFlight:
         # Otherwise the allocator could hand the memory to the next kernel while the copy still reads it.
         tensor.record_stream(stream)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         """Waits for the copy and gives the values."""
         self._event.synchronize()
         return np.asarray(self._host.numpy(), dtype=dtype)

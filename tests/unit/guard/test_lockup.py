@@ -200,6 +200,13 @@ def test_a_step_that_goes_backwards_clears_the_history(caplog: pytest.LogCapture
     assert said(caplog, "") == ["Guard: the step went back from 110 to 1: history cleared, warm-up begins again."]
 
 
+def test_every_step_backwards_clears_the_history_and_the_first_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    guard = LossGuard(multiplier=2.0, min_history=1)
+
+    assert [guard.check(1.0, step=step).reason for step in (9, 9, 5, 5, 3, 3)] == ["warmup", "normal"] * 3
+    assert len(said(caplog, "went back")) == 1
+
+
 def test_the_same_step_again_is_another_micro_batch_of_it() -> None:
     guard = LossGuard(multiplier=2.0)
 

@@ -492,7 +492,7 @@ def test_a_resumed_run_decides_as_the_uninterrupted_one_and_is_its_next_attempt(
     model = make_model()
     optim = make_optimizer(model, "adamw")
     saved = None
-    for part in (range(0, 3 * ACCUMULATION), range(3 * ACCUMULATION, 6 * ACCUMULATION)):
+    for part in (range(3 * ACCUMULATION), range(3 * ACCUMULATION, 6 * ACCUMULATION)):
         run = Run(tmp_path / "parts", model=model, optimizer=optim, accumulation=ACCUMULATION, max_grad_norm=1.0,
                   guard=guard)  # fmt: skip
         if saved is not None:

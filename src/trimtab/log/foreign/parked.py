@@ -7,6 +7,7 @@ equals what was parked; memory is bounded by one block and `MEMORY_LIMIT`.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class ParkedRows:
     def __init__(self) -> None:
         # Nameless from the start: nothing is left behind, however the process ends.
         self._file = tempfile.SpooledTemporaryFile(max_size=MEMORY_LIMIT)  # noqa: SIM115 - lives as long as the log
+        self._finalizer = weakref.finalize(self, self._file.close)
         self._blocks: list[_Parked] = []
         self._size = 0
 
@@ -76,7 +78,7 @@ class ParkedRows:
 
     def close(self) -> None:
         """Frees the memory or the file; nothing can be read afterwards."""
-        self._file.close()
+        self._finalizer()
 
     def _read(self, block: _Parked) -> RowColumns:
         self._file.seek(block.offset)

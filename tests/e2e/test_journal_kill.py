@@ -1,0 +1,116 @@
+"""A writing process is killed with SIGKILL at a random moment: nothing acknowledged is lost, and no error is read."""
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from trimtab.log.reader import open_log
+
+# Acknowledges each write by its number, on a pipe: when the number arrives, the write had returned.
+WRITE_FRAMES = textwrap.dedent("""
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    from trimtab.log import records
+    from trimtab.log.journal import JournalWriter
+    from trimtab.values import MicroBatch
+
+    writer = JournalWriter(Path(sys.argv[1]) / "rank-00000.journal", attempt=int(sys.argv[2]))
+    step = 0
+    while True:
+        step += 1
+        rows = np.arange(step * 1000, step * 1000 + step % 300)
+        (block,), _ = records.row_blocks([MicroBatch(step, 0, rows, rows.astype(np.float32) / 8, rows % 97 + 1)])
+        writer.append(block)
+        os.write(1, step.to_bytes(8, "little"))
+""")
+
+# The same through the recorder: a flush that came back acknowledges all that was put before it.
+RECORD = textwrap.dedent("""
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    from trimtab.log.folder import RunFolder
+    from trimtab.recorder import Recorder
+    from trimtab.values import MicroBatch, RunHeader
+
+    folder = RunFolder(Path(sys.argv[1]), RunHeader(run_id="a", backend="torch"), int(sys.argv[2]))
+    recorder = Recorder(folder, flush_interval_s=0.01)
+    step = 0
+    while True:
+        step += 1
+        rows = np.arange(step * 1000, step * 1000 + step % 300)
+        recorder.put(MicroBatch(step, 0, rows, rows.astype(np.float32) / 8, rows % 97 + 1))
+        if step % 20 == 0 and recorder.flush(20):
+            os.write(1, step.to_bytes(8, "little"))
+""")
+
+
+def kill_while_writing(script: str, folder: Path, *, attempt: int, delay_s: float) -> int:
+    """Runs the script, kills it so long after its first acknowledgement, and returns the last one's number."""
+    child = subprocess.Popen([sys.executable, "-c", script, folder, str(attempt)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    pipe = child.stdout.fileno()
+    received = os.read(pipe, 8)
+    deadline = time.monotonic() + delay_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        if select.select([pipe], [], [], left_s)[0]:
+            received += os.read(pipe, 1 << 16)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    while more := os.read(pipe, 1 << 16):
+        received += more
+    child.stdout.close()
+    whole = len(received) - len(received) % 8
+    return int.from_bytes(received[whole - 8 : whole], "little")
+
+
+def check_killed(script: str, folder: Path, *, num_kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged = []
+    for attempt in range(1, num_kills + 1):
+        # Every kill's successor appends to the same journal, torn tail or not.
+        acknowledged.append(kill_while_writing(script, folder, attempt=attempt, delay_s=rng.random() * 0.1))
+
+    log = open_log(folder)
+    last_step = dict.fromkeys(range(1, num_kills + 1), 0)
+    for block in log.row_blocks():
+        assert (block.row // 1000 == block.step).all()
+        assert (block.loss_sum == (block.row / 8).astype("float32")).all()
+        assert (block.num_tokens == block.row % 97 + 1).all()
+        for attempt in set(block.attempt.tolist()):
+            steps = block.step[block.attempt == attempt].tolist()
+            # In order and without a hole: each step has its step % 300 rows, none of them for a multiple of 300.
+            place = last_step[attempt]
+            expected = [step for step in range(min(steps[0], place + 1), steps[-1] + 1) for _ in range(step % 300)]
+            assert expected[-len(steps) :] == steps
+            assert steps[0] in (place, place + 1, place + 2)
+            last_step[attempt] = steps[-1]
+    for attempt, step in enumerate(acknowledged, start=1):
+        assert last_step[attempt] >= step - (step % 300 == 0), f"attempt {attempt}"
+    assert all("cut off" in line for line in log.notices())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text('{"version": 1, "run_id": "a", "backend": "torch"}')
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", [WRITE_FRAMES, RECORD], ids=["journal", "recorder"])
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(folder: Path, script: str) -> None:
+    check_killed(script, folder, num_kills=3, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [WRITE_FRAMES, RECORD], ids=["journal", "recorder"])
+def test_a_writer_killed_fifty_times_loses_nothing_that_it_acknowledged(folder: Path, script: str) -> None:
+    check_killed(script, folder, num_kills=50, seed=2)

@@ -1,0 +1,139 @@
+"""Row records become steps: token-weighted, over micro-batches and ranks, one attempt a step."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab.analysis import steps as steps_module
+from trimtab.analysis.findings import rewind_log
+from trimtab.analysis.steps import read_steps
+from trimtab.log.columns import RowColumns
+
+
+def test_a_step_loss_is_weighted_by_tokens_over_micros_and_ranks(make_log):
+    # given: loss 0.9 x 50 tokens and 9.0 x 300, on two ranks
+    log = make_log([(9, 16, 45.0, 50), (9, 17, 2700.0, 300, {"rank": 1, "micro": 3})])
+    # when
+    series = read_steps(log).series
+    # then
+    assert series.step.tolist() == [9]
+    assert series.loss[0] == pytest.approx(7.842857, abs=1e-6)
+    assert (series.tokens[0], series.num_records[0]) == (350, 2)
+
+
+def test_a_row_without_tokens_has_no_loss_whatever_stands_there(make_log):
+    log = make_log([(1, 1, 100.0, 50), (1, 2, math.nan, 0), (2, 3, 7.0, 0), (3, 4, math.inf, 10)])
+    series = read_steps(log).series
+    assert series.loss[0] == 2.0
+    assert series.measured.tolist() == [True, False, True]
+    assert math.isnan(series.loss[1])
+    assert series.loss[2] == math.inf
+    assert series.num_empty.tolist() == [1, 1, 0]
+
+
+def test_what_a_later_attempt_went_over_again_does_not_count(make_log):
+    # given: the run got to 5, was resumed at 3 and got to 4, and was resumed at 4
+    first = [(step, 1, 1.0, 1, {"attempt": 1}) for step in (1, 2, 3, 4, 5)]
+    second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (3, 4)]
+    third = [(step, 1, 3.0, 1, {"attempt": 3}) for step in (4, 5, 6)]
+    # when
+    reading = read_steps(make_log([*first, *second, *third]))
+    # then
+    assert reading.series.step.tolist() == [1, 2, 3, 4, 5, 6]
+    assert reading.series.attempt.tolist() == [1, 1, 2, 3, 3, 3]
+    assert reading.series.loss.tolist() == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
+    # then: three of the first attempt, one of the second
+    assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (4, 3, 5)
+
+
+def test_step_records_of_a_superseded_attempt_do_not_count_either(make_log):
+    rows = [(1, 1, 1.0, 1), (2, 1, 1.0, 1), (2, 1, 1.0, 1, {"attempt": 2})]
+    records = [{"step": 2, "grad_norm": 99.0}, {"step": 2, "grad_norm": 1.0, "attempt": 2}]
+    reading = read_steps(make_log(rows, steps=records))
+    assert reading.series.grad_norm[1] == 1.0
+    assert reading.num_superseded == 1
+
+
+def test_the_lowest_rank_speaks_for_the_norm_unless_one_is_not_finite(make_log):
+    records = [
+        {"step": 1, "rank": 1, "grad_norm": 2.0},
+        {"step": 1, "rank": 0, "grad_norm": 1.0},
+        {"step": 2, "rank": 0, "grad_norm": 1.0},
+        {"step": 2, "rank": 1, "grad_norm": math.inf},
+        {"step": 3, "rank": 0},
+    ]
+    series = read_steps(make_log([], steps=records)).series
+    assert series.grad_norm[:2].tolist() == [1.0, math.inf]
+    assert series.has_grad_norm.tolist() == [True, True, False]
+
+
+def test_a_log_without_rows_takes_its_losses_from_step_records(make_log):
+    # given: ranks with 100 and 300 tokens, a NaN loss, and a window of which nothing was left
+    records = [
+        {"step": 1, "rank": 0, "loss": 1.0, "num_tokens": 100},
+        {"step": 1, "rank": 1, "loss": 2.0, "num_tokens": 300},
+        {"step": 2, "loss": math.nan, "num_tokens": 100},
+        {"step": 3, "loss": math.nan, "reason": "all_skipped"},
+        {"step": 4, "loss": 3.0},
+    ]
+    series = read_steps(make_log([], steps=records)).series
+    assert series.loss[0] == 1.75
+    assert math.isnan(series.loss[1])
+    assert series.loss[3] == 3.0
+    assert series.measured.tolist() == [True, True, False, True]
+
+
+def test_an_empty_log_is_an_empty_series(make_log):
+    assert read_steps(make_log([])).series.num_steps == 0
+
+
+records_of_a_run = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(0, 3), st.sampled_from([0.5, 1.0, 4.0]), st.integers(0, 3)), min_size=1
+)
+
+
+@given(records=records_of_a_run, block_rows=st.integers(1, 9), pending=st.sampled_from([0, 3, 1 << 18]))
+def test_steps_do_not_depend_on_blocks_or_order(make_log, records, block_rows, pending):
+    # given: sums by the book
+    tokens = {step: sum(r[3] for r in records if r[0] == step) for step in {r[0] for r in records}}
+    sums = {step: sum(r[2] for r in records if r[0] == step and r[3]) for step in tokens}
+    # when
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps_module, "PENDING_LIMIT", pending)
+        series = read_steps(make_log(records, block_rows=block_rows)).series
+    # then
+    assert series.step.tolist() == sorted(tokens)
+    assert series.tokens.tolist() == [tokens[step] for step in sorted(tokens)]
+    for step, loss in zip(series.step.tolist(), series.loss.tolist(), strict=True):
+        assert loss == sums[step] / tokens[step] if tokens[step] else math.isnan(loss)
+
+
+def test_a_log_of_800_000_rows_is_read_three_times_and_its_ten_spikes_are_found(make_log):
+    # given: 50,000 steps x 4 micro-batches x 4 rows, ten of them planted
+    step = np.repeat(np.arange(1, 50_001), 16)
+    size = step.size
+    loss_sum = (100 * (2 + 0.1 * np.random.default_rng(1).random(size))).astype(np.float32)
+    planted = list(range(4_000, 50_000, 4_600))
+    loss_sum[[16 * (at - 1) + 5 for at in planted]] = 9_000.0
+    rows = RowColumns(
+        attempt=np.ones(size, np.int32),
+        step=step,
+        micro=np.tile(np.repeat(np.arange(4, dtype=np.int32), 4), 50_000),
+        rank=np.zeros(size, np.int32),
+        row=np.arange(size) % 90_000,
+        loss_sum=loss_sum,
+        num_tokens=np.full(size, 100, np.int32),
+        reason=np.zeros(size, np.uint8),
+        keep=np.ones(size, np.bool_),
+    )
+    log = make_log(rows, block_rows=1 << 16)
+    # when
+    findings = rewind_log(log)
+    # then: each pass hands out every record at most once
+    assert sorted(spike.step for spike in findings.spikes) == planted
+    assert all(spike.row == (16 * (spike.step - 1) + 5) % 90_000 for spike in findings.spikes)
+    assert len(log.ranges) == 3
+    assert log.num_records_read <= 3 * size

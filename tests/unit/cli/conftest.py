@@ -1,0 +1,85 @@
+"""Logs for the command line, a current folder of their own, and the command, run in this process."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from trimtab.cli import main
+from trimtab.log.folder import create_run
+from trimtab.recorder import Recorder
+from trimtab.registry import register
+from trimtab.values import MicroBatch, RunHeader, StepRow
+
+HEADER = {"kind": "header", "version": 1, "backend": "torch", "dataset_fingerprint": "f" * 64, "created": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The current folder; what is written is allowed below it only."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trimtab():
+    """Runs the command line; gives exit code, standard output and standard error."""
+
+    def run(*arguments):
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def write_log(here):
+    """Writes a rewind.jsonl of 60 quiet steps; `spikes` maps a step to its rows as (row, mean loss, tokens)."""
+
+    def write(name="rewind.jsonl", *, spikes=None, num_steps=60):
+        lines = [HEADER]
+        for step in range(1, num_steps + 1):
+            rows = (spikes or {}).get(step, [(1000 + step, 1.0, 100)])
+            lines.append(
+                {
+                    "kind": "batch",
+                    "step": step,
+                    "micro": 0,
+                    "rows": [row for row, _, _ in rows],
+                    "row_loss": [loss for _, loss, _ in rows],
+                    "row_tokens": [tokens for _, _, tokens in rows],
+                }
+            )
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def spiky(write_log):
+    """Row 13 makes step 41; row 8 of step 50 is not finite."""
+    return write_log(spikes={41: [(12, 1.0, 100), (13, 8.0, 3000)], 50: [(7, 2.0, 50), (8, None, 50), (9, 4.0, 50)]})
+
+
+@pytest.fixture
+def record(here):
+    """Records a run of 40 steps whose step 30 is made by row 17, registers it, and gives its folder."""
+
+    def make(run_id, *, out="out", created=1.0, experiment=None):
+        header = RunHeader(run_id=run_id, backend="torch", created=created, out=str(here / out), experiment=experiment)
+        below = here / out / experiment if experiment else here / out
+        folder = create_run(below, header)
+        recorder = Recorder(folder)
+        for step in range(1, 41):
+            losses = [100.0, 100.0, 9_000.0 if step == 30 else 100.0]
+            recorder.put(MicroBatch(step, 0, [step, 100 + step, 17], losses, [50, 50, 50]))
+            recorder.put(StepRow(step, sum(losses) / 150, 1.0, 1e-3))
+        recorder.close(timeout_s=30)
+        register(folder.header, folder.path)
+        return folder.path
+
+    return make

@@ -1,0 +1,281 @@
+"""`trimtab rewind`, as a person or a script calls it."""
+
+import json
+import os
+
+import pytest
+
+
+def strict(text):
+    def refuse(constant):
+        raise ValueError(f"bare {constant}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_it_names_the_rows_behind_the_worst_finding(trimtab, spiky):
+    result = trimtab("rewind", spiky, "--rule", "median")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "row 8: its loss is not finite (nan) in step 50, 50 tokens" in result.stdout
+    assert "Inspect or drop this row, then retrain." in result.stdout
+    assert result.stdout.index("critical") < result.stdout.index("warning")
+
+
+def test_json_is_strict_and_complete(trimtab, spiky, here):
+    result = trimtab("rewind", spiky, "--rule", "median", "--json", "out.json")
+    document = strict((here / "out.json").read_text())
+    assert result.exit_code == 0
+    assert [spike["step"] for spike in document["spikes"]] == [50, 41]
+    assert [row["row"] for row in document["rows"]] == [8, 9, 7]
+    assert (document["rows"][0]["share"], document["rows"][0]["loss"]) == (0.0, "nan")
+    assert document["spikes"][1]["ratio"] == pytest.approx((100 + 24_000) / 3_100)
+
+
+def test_json_on_standard_output_stands_there_alone(trimtab, spiky):
+    result = trimtab("rewind", spiky, "--json", "-")
+    assert strict(result.stdout)["version"] == 1
+    assert result.stderr == ""
+
+
+def test_json_is_written_when_there_is_nothing_to_find(trimtab, write_log, here):
+    result = trimtab("rewind", write_log(), "--json", "out.json")
+    assert result.exit_code == 0
+    assert strict((here / "out.json").read_text())["spikes"] == []
+
+
+def test_json_replaces_what_stood_there_and_leaves_nothing_else(trimtab, spiky, here):
+    (here / "sub").mkdir()
+    (here / "sub" / "out.json").write_text("old")
+    assert trimtab("rewind", spiky, "--json", "sub/out.json").exit_code == 0
+    assert [path.name for path in (here / "sub").iterdir()] == ["out.json"]
+    assert (here / "sub" / "out.json").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("option", ["--json", "--drop-list"])
+@pytest.mark.parametrize(
+    "bad", ["../x.json", "/tmp/x.json", "folder", "link.json", "absent/x.json", "x\0y", "way/x.json"]
+)
+def test_a_file_that_must_not_be_written_is_refused_before_anything_is_read(trimtab, here, option, bad):
+    # given: a link out, and a folder that is one
+    (here / "folder").mkdir()
+    (here / "target.json").write_text("precious")
+    (here / "link.json").symlink_to(here / "target.json")
+    (here / "way").symlink_to(here.parent, target_is_directory=True)
+    before = sorted(here.rglob("*"))
+    # when
+    result = trimtab("rewind", "nosuch.jsonl", option, bad)
+    # then
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert sorted(here.rglob("*")) == before
+    assert (here / "target.json").read_text() == "precious"
+
+
+def test_standard_output_is_no_drop_list(trimtab, spiky):
+    result = trimtab("rewind", spiky, "--drop-list", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_a_drop_list_holds_the_rows_that_made_a_finding(trimtab, spiky, here):
+    result = trimtab("rewind", spiky, "--drop-list", "drop.json")
+    assert result.exit_code == 0
+    assert strict((here / "drop.json").read_text()) == {
+        "version": 1,
+        "run_id": None,
+        "dataset_fingerprint": "f" * 64,
+        "rows": [8, 13],
+    }
+
+
+def test_a_drop_list_goes_beyond_the_findings_that_are_drawn(trimtab, write_log, here):
+    spikes = {step: [(step, 50.0, 100), (7, 1.0, 10)] for step in range(10, 170, 5)}
+    trimtab("rewind", write_log(spikes=spikes, num_steps=200), "--rule", "median", "--drop-list", "drop.json")
+    assert sorted(strict((here / "drop.json").read_text())["rows"]) == sorted(spikes)
+
+
+def test_a_drop_list_takes_one_run(trimtab, spiky, here):
+    result = trimtab("rewind", spiky, spiky, "--drop-list", "drop.json")
+    assert result.exit_code == 2
+    assert not (here / "drop.json").exists()
+
+
+def test_a_step_can_be_asked_for(trimtab, spiky):
+    result = trimtab("rewind", spiky, "--step", "41", "--top", "1", "--no-preview")
+    assert "row 13: 100% of step 41's loss, 3000 tokens" in result.stdout
+    assert "and 1 more rows" in result.stdout
+    assert "Preview" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 0),
+        (("--fail-on", "warning"), 3),
+        (("--fail-on", "critical"), 3),
+    ],
+)
+def test_findings_fail_where_asked(trimtab, spiky, arguments, code):
+    assert trimtab("rewind", spiky, *arguments).exit_code == code
+
+
+def test_a_warning_does_not_fail_where_only_critical_does(trimtab, write_log):
+    path = write_log(spikes={41: [(13, 8.0, 3000)]})
+    assert trimtab("rewind", path, "--fail-on", "critical").exit_code == 0
+    assert trimtab("rewind", path, "--fail-on", "warning").exit_code == 3
+
+
+def test_a_failing_verdict_still_writes_what_was_asked(trimtab, spiky, here):
+    assert trimtab("rewind", spiky, "--fail-on", "warning", "--json", "out.json").exit_code == 3
+    assert strict((here / "out.json").read_text())["spikes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nosuch.jsonl",), 1, "nosuch.jsonl"),
+        (("rewind.jsonl", "--step", "99"), 1, "steps 1 to 60"),
+        (("empty.jsonl",), 1, "empty"),
+        (("header.jsonl",), 1, "no training step"),
+        (("folder",), 1, "folder"),
+        ((), 1, "No run is registered"),
+        (("rewind.jsonl", "--top", "0"), 2, "--top"),
+        (("rewind.jsonl", "--rule", "mean"), 2, "mean"),
+        (("rewind.jsonl", "--step", "x"), 2, "--step"),
+        (("rewind.jsonl", "--no-such"), 2, "--no-such"),
+        (("rewind.jsonl", "--fail-on", "notice"), 2, "notice"),
+        (("x" * 5000,), 1, "neither a path"),
+        (("a\0b",), 1, "neither a path"),
+    ],
+)
+def test_every_error_is_one_line_and_its_code(trimtab, spiky, here, arguments, code, said):
+    # given
+    (here / "empty.jsonl").write_text("")
+    (here / "header.jsonl").write_text('{"kind": "header", "version": 1}\n')
+    (here / "folder").mkdir()
+    # when
+    result = trimtab("rewind", *arguments)
+    # then
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_an_error_shows_hostile_names_as_escapes(trimtab):
+    result = trimtab("rewind", "\x1b[31m\u202e\nx")
+    assert result.stderr.isascii()
+    assert "\x1b" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_hostile_text_in_a_log_is_drawn_as_escapes(trimtab, write_log):
+    path = write_log("\x1b[31m\u202e[red].jsonl", spikes={50: [(1, 9.0, 100), (2, 1.0, 1)]})
+    result = trimtab("rewind", path)
+    assert result.exit_code == 0
+    assert result.stdout.isascii()
+    assert "\x1b" not in result.stdout
+
+
+# ---------------------------------------------------------------------------------------------- several runs
+
+
+def test_two_files_of_one_folder_are_two_runs(trimtab, write_log, here):
+    # given
+    write_log("both/rewind.jsonl", spikes={41: [(13, 8.0, 3000)]})
+    write_log("both/rewind.jsonl.1", spikes={41: [(13, 8.0, 3000)]})
+    # when
+    result = trimtab("rewind", "both", "--json", "out.json")
+    # then
+    document = strict((here / "out.json").read_text())
+    assert [run["source"].rpartition("/")[2] for run in document["runs"]] == ["rewind.jsonl", "rewind.jsonl.1"]
+    assert document["shared"][0]["step"] == 41
+    assert document["shared"][0]["rows"] == [13]
+    assert "the same rows spike in 2 of 2 runs: the data's doing" in result.stdout
+    # then: a named file is one
+    trimtab("rewind", "both/rewind.jsonl", "--json", "one.json")
+    assert "runs" not in strict((here / "one.json").read_text())
+
+
+def test_the_same_step_at_other_rows_is_not_the_data(trimtab, write_log):
+    first = write_log("a.jsonl", spikes={41: [(13, 8.0, 3000)]})
+    second = write_log("b.jsonl", spikes={41: [(14, 8.0, 3000)]})
+    assert (
+        "Step 41 spikes in 2 of 2 runs, but at other rows: not the data's doing"
+        in trimtab("rewind", first, second).stdout
+    )
+
+
+# ---------------------------------------------------------------------------------------------- our own log
+
+
+def test_the_newest_run_is_found_without_a_name(trimtab, record):
+    record("older", created=1.0)
+    record("newer", created=2.0)
+    document = strict(trimtab("rewind", "--json", "-").stdout)
+    assert (document["run_id"], document["num_steps"]) == ("newer", 40)
+    assert document["spikes"][0]["step"] == 30
+    assert document["rows"][0]["row"] == 17
+    assert document["rows"][0]["excess"] == pytest.approx(9_000 / 50 - 2)
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id(trimtab, record):
+    record("20261129-aa")
+    record("20261130-bb")
+    assert strict(trimtab("rewind", "20261129", "--json", "-").stdout)["run_id"] == "20261129-aa"
+    ambiguous = trimtab("rewind", "2026")
+    assert ambiguous.exit_code == 1
+    assert "20261129-aa" in ambiguous.stderr
+    assert "20261130-bb" in ambiguous.stderr
+
+
+def test_a_full_id_is_never_ambiguous(trimtab, record):
+    record("run-1")
+    record("run-12")
+    assert strict(trimtab("rewind", "run-1", "--json", "-").stdout)["run_id"] == "run-1"
+
+
+def test_a_path_wins_over_an_id(trimtab, record, write_log):
+    record("both")
+    write_log("both", spikes={41: [(13, 8.0, 3000)]})
+    assert strict(trimtab("rewind", "both", "--json", "-").stdout)["run_id"] is None
+
+
+@pytest.mark.parametrize("place", ["out", "out/trimtab", "out/trimtab/a", "out/trimtab/a/rank-00000.journal"])
+def test_a_run_is_found_by_any_path_that_leads_to_it(trimtab, record, place):
+    record("a")
+    assert strict(trimtab("rewind", place, "--json", "-").stdout)["spikes"][0]["row"] == 17
+
+
+def test_a_folder_of_several_runs_gives_the_newest_and_says_so(trimtab, record):
+    record("a", created=1.0)
+    record("b", created=2.0)
+    document = strict(trimtab("rewind", "out", "--json", "-").stdout)
+    assert document["run_id"] == "b"
+    assert any("2 runs" in notice for notice in document["notices"])
+
+
+def test_a_run_that_moved_is_found_below_its_output_folder(trimtab, record, here):
+    # given: registered under its experiment, now directly below out
+    path = record("moved", experiment="exp")
+    (here / "out" / "trimtab").mkdir()
+    path.rename(here / "out" / "trimtab" / "moved")
+    assert strict(trimtab("rewind", "moved", "--json", "-").stdout)["run_id"] == "moved"
+
+
+def test_a_run_that_is_gone_is_an_error_by_name_and_passed_over_without_one(trimtab, record, here):
+    record("kept", created=1.0)
+    record("gone", out="elsewhere", created=2.0).rename(here / "hidden")
+    named = trimtab("rewind", "gone")
+    assert named.exit_code == 1
+    assert "gone from" in named.stderr
+    newest = strict(trimtab("rewind", "--json", "-").stdout)
+    assert newest["run_id"] == "kept"
+    assert "gone from disk" in newest["notices"][0]

@@ -1,0 +1,189 @@
+"""The writing end of a journal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trimtab.errors import UsageError
+from trimtab.log.frames import HEADER_SIZE, KIND_EVENTS, Block, parse_header
+from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.scan import Journal
+
+
+def block(text: bytes) -> Block:
+    return Block(KIND_EVENTS, 1, 1, 1, [text])
+
+
+def payloads(path: Path) -> list[bytes]:
+    return [payload for _, payload in Journal(path).frames({KIND_EVENTS})]
+
+
+def test_a_journal_is_named_after_its_rank() -> None:
+    assert (journal_name(0), journal_name(12345)) == ("rank-00000.journal", "rank-12345.journal")
+
+
+def test_frames_follow_each_other_and_name_their_offset(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    writer = JournalWriter(path, attempt=3, rank=2)
+
+    offsets = [writer.append(block(text)) for text in (b"one", b"two", b"three")]
+    writer.close()
+
+    data = path.read_bytes()
+    headers = [parse_header(data[offset : offset + HEADER_SIZE], offset) for offset in offsets]
+    assert offsets == [0, HEADER_SIZE + 3, 2 * HEADER_SIZE + 6]
+    assert [(header.attempt, header.rank) for header in headers if header] == [(3, 2)] * 3
+    assert payloads(path) == [b"one", b"two", b"three"]
+
+
+def test_what_is_there_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for text in (b"one", b"two"):
+        writer = JournalWriter(path)
+        writer.append(block(text))
+        writer.close()
+
+    assert payloads(path) == [b"one", b"two"]
+
+
+def test_a_frame_is_one_write(tmp_path: Path) -> None:
+    sizes = []
+
+    def write(fd: int, data: bytes) -> int:
+        sizes.append(len(data))
+        return os.write(fd, data)
+
+    writer = JournalWriter(tmp_path / "j", write=write)
+    writer.append(block(b"one"))
+    writer.append(block(b"three"))
+    writer.close()
+
+    assert sizes == [HEADER_SIZE + 3, HEADER_SIZE + 5]
+
+
+def test_a_write_that_takes_a_part_is_followed_by_the_rest(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "j", write=lambda fd, data: os.write(fd, data[:7]))
+
+    writer.append(block(b"one"))
+    writer.append(block(b"two"))
+    writer.close()
+
+    assert payloads(tmp_path / "j") == [b"one", b"two"]
+
+
+def test_after_a_write_that_failed_midway_the_next_frame_is_read(tmp_path: Path) -> None:
+    # given a disk that takes a part of the second frame and refuses the rest
+    failing = [False]
+
+    def write(fd: int, data: bytes) -> int:
+        if failing[0] == "refuse":
+            failing[0] = False
+            raise OSError(28, "No space left on device")
+        if failing[0]:
+            failing[0] = "refuse"
+            return os.write(fd, data[:30])
+        return os.write(fd, data)
+
+    writer = JournalWriter(tmp_path / "j", write=write)
+    writer.append(block(b"one"))
+    failing[0] = True
+    with pytest.raises(OSError, match="No space left"):
+        writer.append(block(b"two"))
+
+    # when there is room again
+    writer.append(block(b"three"))
+    writer.close()
+
+    # then only the failed frame is missing, and it is said
+    journal = Journal(tmp_path / "j")
+    assert [payload for _, payload in journal.frames({KIND_EVENTS})] == [b"one", b"three"]
+    assert journal.notices() == ["j: a write that was cut off from byte 59 to byte 89: 30 bytes left out"]
+
+
+def test_a_second_writer_is_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.journal"
+    first = JournalWriter(path)
+
+    with pytest.raises(UsageError, match=r"rank-00000\.journal is being written by another"):
+        JournalWriter(path)
+
+    first.close()
+    JournalWriter(path).close()
+
+
+def test_a_writer_in_another_process_is_refused(tmp_path: Path) -> None:
+    first = JournalWriter(tmp_path / "j")
+    code = "import sys, pathlib; from trimtab.log.journal import JournalWriter; JournalWriter(pathlib.Path(sys.argv[1]))"
+
+    other = subprocess.run([sys.executable, "-c", code, tmp_path / "j"], capture_output=True, text=True, check=False)
+
+    assert other.returncode == 1
+    assert "is being written by another process" in other.stderr
+    first.close()
+
+
+def test_a_forked_child_that_lives_on_does_not_keep_the_lock(tmp_path: Path) -> None:
+    first = JournalWriter(tmp_path / "j")
+    hold_read, hold_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(hold_read, 1)
+        os._exit(0)
+
+    first.close()
+    JournalWriter(tmp_path / "j").close()
+
+    os.write(hold_write, b"x")
+    os.waitpid(child, 0)
+    os.close(hold_read)
+    os.close(hold_write)
+
+
+def test_a_file_system_without_locks_is_recorded_on_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+
+    writer = JournalWriter(tmp_path / "j")
+    writer.append(block(b"one"))
+    writer.close()
+
+    assert payloads(tmp_path / "j") == [b"one"]
+
+
+def test_the_disk_is_synced_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, synced = [100.0], []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(now[0]))
+    writer = JournalWriter(tmp_path / "j", clock=lambda: now[0])
+
+    for moment in (100.2, 100.9, 101.0, 101.5, 102.5, 102.6):
+        now[0] = moment
+        writer.append(block(b"x"))
+        writer.sync()
+    writer.close()
+
+    assert synced == [101.0, 102.5, 102.6]
+
+
+def test_nothing_new_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    writer = JournalWriter(tmp_path / "j")
+
+    writer.sync(force=True)
+    writer.close()
+    writer.close()
+
+    assert synced == []
+
+
+@pytest.mark.parametrize(("attempt", "rank"), [(0, 0), (65536, 0), (1, -1), (1, 65536)])
+def test_an_attempt_or_rank_that_a_frame_cannot_hold_is_refused(tmp_path: Path, attempt: int, rank: int) -> None:
+    with pytest.raises(UsageError, match="at most 65535"):
+        JournalWriter(tmp_path / "j", attempt=attempt, rank=rank)
+
+    assert not (tmp_path / "j").exists()

@@ -1,0 +1,118 @@
+"""Step losses and step lines, against hand-worked numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.steps import step_lines, step_sums
+
+
+def rows(*entries: tuple[int, int, int, float, int]) -> RowColumns:
+    """Attempt, rank, step, loss sum, tokens."""
+    attempt, rank, step, loss, tokens = (list(column) for column in zip(*entries, strict=True))
+    zeros = np.zeros(len(entries), np.int64)
+    return RowColumns(
+        np.array(attempt, np.int32), np.array(step, np.int64), zeros.astype(np.int32), np.array(rank, np.int32), zeros,
+        np.array(loss, np.float32), np.array(tokens, np.int32), zeros.astype(np.uint8), zeros.astype(np.bool_),
+    )  # fmt: skip
+
+
+def records(*entries: tuple[int, int, int, float, int, int]) -> StepColumns:
+    """Attempt, rank, step, loss, tokens, reason; the learning rate is a tenth of the rank."""
+    attempt, rank, step, loss, tokens, reason = (list(column) for column in zip(*entries, strict=True))
+    count = len(entries)
+    return StepColumns(
+        attempt=np.array(attempt, np.int32),
+        rank=np.array(rank, np.int32),
+        step=np.array(step, np.int64),
+        loss=np.array(loss, np.float64),
+        grad_norm=np.full(count, np.nan),
+        has_grad_norm=np.zeros(count, np.bool_),
+        lr=np.array(rank) / 10,
+        has_lr=np.ones(count, np.bool_),
+        reason=np.array(reason, np.uint8),
+        clipped=np.full(count, -1, np.int8),
+        loss_scale=np.full(count, np.nan),
+        wall_s=np.full(count, np.nan),
+        num_tokens=np.array(tokens, np.int64),
+        num_skipped_micros=np.zeros(count, np.int64),
+        num_skipped_tokens=np.zeros(count, np.int64),
+    )
+
+
+def test_a_step_loss_is_the_sum_over_micro_batches_and_ranks_of_its_attempt() -> None:
+    # Step 1, attempt 1: (45 + 2700) / (50 + 300) = 7.842857; the same step of attempt 2 stands for itself.
+    sums = step_sums([rows((1, 0, 1, 45.0, 50), (1, 0, 2, 1.0, 1)), rows((1, 1, 1, 2700.0, 300), (2, 1, 1, 8.0, 4))])
+
+    lines = step_lines(sums, StepColumns.empty())
+
+    assert list(zip(lines.attempt.tolist(), lines.step.tolist(), strict=True)) == [(1, 1), (1, 2), (2, 1)]
+    assert lines.loss.tolist() == pytest.approx([2745 / 350, 1.0, 2.0])
+    assert lines.num_tokens.tolist() == [350, 1, 4]
+
+
+def test_steps_that_go_backwards_inside_a_block_are_still_summed() -> None:
+    sums = step_sums([rows((1, 0, 2, 1.0, 1), (1, 0, 1, 2.0, 1), (1, 0, 2, 3.0, 1))])
+
+    assert sums.step.tolist() == [1, 2]
+    assert sums.loss_sum.tolist() == [2.0, 4.0]
+
+
+def test_not_finite_stays_and_no_tokens_is_no_loss() -> None:
+    sums = step_sums(
+        [rows((1, 0, 1, math.nan, 1), (1, 0, 2, math.inf, 1), (1, 0, 2, 1.0, 1), (1, 0, 3, 0.0, 0), (1, 0, 4, 2.0, 1))]
+    )
+
+    lines = step_lines(sums, StepColumns.empty())
+
+    assert lines.finite.tolist() == [False, False, True, True]
+    assert lines.has_loss.tolist() == [True, True, False, True]
+    assert math.isnan(lines.loss[0])
+    assert lines.loss[1] == math.inf
+    assert math.isnan(lines.loss[2])
+
+
+def test_opposite_infinities_are_not_a_number() -> None:
+    sums = step_sums([rows((1, 0, 1, math.inf, 1), (1, 0, 1, -math.inf, 1))])
+
+    assert math.isnan(sums.loss_sum[0])
+
+
+def test_without_rows_the_record_speaks_and_with_rows_the_rows_do() -> None:
+    lines = step_lines(step_sums([rows((1, 0, 2, 6.0, 2))]), records((1, 0, 1, 9.0, 5, 0), (1, 0, 2, 9.0, 5, 1)))
+
+    assert lines.loss.tolist() == [9.0, 3.0]
+    assert lines.num_tokens.tolist() == [5, 2]
+    assert lines.stepped.tolist() == [1, 0]
+    assert lines.reason.tolist() == [0, 1]
+
+
+def test_a_step_that_nobody_finished_has_rows_only() -> None:
+    lines = step_lines(step_sums([rows((1, 0, 7, 6.0, 2))]), records((1, 0, 6, 1.0, 1, 0)))
+
+    assert lines.step.tolist() == [6, 7]
+    assert lines.stepped.tolist() == [1, -1]
+    assert lines.reason.tolist() == [0, 6]
+    assert lines.has_lr.tolist() == [True, False]
+
+
+def test_the_lowest_rank_speaks_for_a_step_and_tokens_are_those_of_all_ranks() -> None:
+    lines = step_lines(step_sums([]), records((1, 3, 1, 4.0, 10, 0), (1, 1, 1, 2.0, 5, 0), (1, 2, 1, 3.0, 7, 0)))
+
+    assert lines.loss.tolist() == [2.0]
+    assert lines.lr.tolist() == [0.1]
+    assert lines.num_tokens.tolist() == [22]
+
+
+def test_of_two_records_of_one_rank_the_later_one_counts_and_its_tokens_once() -> None:
+    lines = step_lines(step_sums([]), records((1, 0, 1, 4.0, 10, 0), (1, 0, 1, 5.0, 11, 0)))
+
+    assert lines.loss.tolist() == [5.0]
+    assert lines.num_tokens.tolist() == [11]
+
+
+def test_nothing_gives_no_lines() -> None:
+    assert step_lines(step_sums([]), StepColumns.empty()).step.size == 0
+    assert step_sums([RowColumns.empty()]).step.size == 0

@@ -1,0 +1,48 @@
+"""Several runs, in words."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from trimtab.analysis.shared import SharedSpike
+from trimtab.report.shared import render_shared
+
+
+def drawn(*shared, num_runs=3):
+    file = io.StringIO()
+    render_shared(shared, num_runs=num_runs, console=Console(file=file, width=200))
+    return file.getvalue().strip()
+
+
+def shared(step=946, rows=(), runs=("a", "b"), *, rows_known=True):
+    return SharedSpike(step=step, rows=rows, runs=runs, rows_known=rows_known)
+
+
+@pytest.mark.parametrize(
+    ("spike", "said"),
+    [
+        (shared(rows=(17,)), "Step 946, row 17: the same rows spike in 2 of 3 runs: the data's doing"),
+        (
+            shared(step=None, rows=(17,)),
+            "row 17, at different steps: the same rows spike in 2 of 3 runs: the data's doing",
+        ),
+        (shared(), "Step 946 spikes in 2 of 3 runs, but at other rows: not the data's doing"),
+        (
+            shared(rows_known=False),
+            "Step 946 spikes in 2 of 3 runs; no rows are known. In the same data order that is the data's doing",
+        ),
+    ],
+)
+def test_what_runs_have_in_common_is_said(spike, said):
+    assert drawn(spike) == said
+
+
+def test_nothing_in_common_is_said():
+    assert drawn() == "No step and no leading row is out of line in more than one of the 3 runs."
+
+
+def test_a_long_list_is_cut_and_counted():
+    text = drawn(*[shared(step=step) for step in range(25)])
+    assert text.count("\n") == 20
+    assert text.endswith("and 5 more shared spikes; --json lists them")

@@ -1,0 +1,76 @@
+"""What a person sees."""
+
+import math
+
+import pytest
+
+HOSTILE = "\x1b[31mred\x1b]8;;http://x\x07\u202eevil\u2066 [bold]markup[/bold] :smile: \udc80 \x00\x9b1m\n\tnew"
+
+
+def test_the_findings_are_drawn_with_everything_about_them(draw, make_findings):
+    text = draw(make_findings())
+    assert "Run 20261129-210313-a1b2c3: 9 steps, rule robust" in text
+    assert "read from runs/a/trimtab/20261129-210313-a1b2c3" in text
+    row = next(line for line in text.splitlines() if line.startswith("warning"))
+    assert " ".join(row.split()) == "warning 9 spike 7.8429 0.955 8.2124 - median 17 98.4 %"
+    assert "row 17: 98% of step 9's loss, 300 tokens\nInspect or drop this row, then retrain." in text
+    assert "17 1 9 300 98.4 % +8.045 0" in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_no_finding_is_said(draw, make_findings):
+    text = draw(make_findings(spikes=(), step=None, step_reason=None, rows=()))
+    assert "No spike: none of the 9 steps is out of line." in text
+    assert "Preview" not in text
+
+
+def test_a_stretch_shows_its_ends_and_a_dead_norm_its_signal(draw, make_findings, make_spike):
+    stretch = make_spike(first=8, last=20, kind="nonfinite", value=math.nan, severity="critical")
+    norm = make_spike(kind="nonfinite", signal="grad_norm", value=math.inf, severity="critical")
+    text = draw(make_findings(spikes=(stretch, norm)))
+    assert "8-20   nonfinite " in text
+    assert "nonfinite norm" in text
+
+
+def test_twenty_findings_are_listed_and_the_rest_counted(draw, make_findings, make_spike):
+    spikes = tuple(make_spike(step=step, first=step, last=step) for step in range(1, 26))
+    text = draw(make_findings(spikes=spikes, spikes_left_out=7))
+    assert sum(line.startswith("warning") for line in text.splitlines()) == 20
+    assert "and 12 more" in text
+
+
+def test_rows_without_tokens_say_so_and_rows_cut_are_counted(draw, make_findings, make_row):
+    rows = (make_row(), make_row(row=2, loss=None, share=0.0, tokens=0, excess=None))
+    text = draw(make_findings(rows=rows, rows_left_out=6))
+    assert "no supervised tokens" in text
+    assert "and 6 more rows" in text
+
+
+def test_the_missing_preview_is_explained_unless_not_wanted(draw, make_findings):
+    assert "Preview withheld: the log holds no text. Look the row up yourself: dataset[17]" in draw(make_findings())
+    assert "Preview" not in draw(make_findings(), previews=False)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize("field", ["run_id", "source", "notices"])
+def test_hostile_text_is_shown_as_escapes_in_every_encoding(draw, make_findings, field, encoding):
+    text = draw(make_findings(**{field: (HOSTILE,) if field == "notices" else HOSTILE}), encoding=encoding)
+    assert text.isascii()
+    assert all(char == "\n" or " " <= char <= "~" for char in text)
+    assert r"\x1b[31mred\x1b]8;;" in text
+    assert r"\u202eevil\u2066 [bold]markup[/bold] :smile: \udc80" in text
+
+
+def test_a_long_text_is_cut(draw, make_findings):
+    assert len(draw(make_findings(notices=("x" * 10_000_000,)))) < 10_000
+
+
+def test_a_narrow_terminal_gets_whole_lines(draw, make_findings, make_spike):
+    spikes = (make_spike(first=13555, last=22090, kind="grad_norm", value=262623.331, row=1234567),)
+    text = draw(make_findings(spikes=spikes), width=80)
+    line = next(line for line in text.splitlines() if line.startswith("warning"))
+    assert " ".join(line.split()) == "warning 13555-22090 grad_norm 2.6262e+05 2.75e+05 median 1234567 98.4 %"
+
+
+def test_notices_are_not_broken_into_lines(draw, make_findings):
+    notice = "word " * 60
+    assert f"Note: {notice}".rstrip() in draw(make_findings(notices=(notice,)), width=60)
