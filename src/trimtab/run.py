@@ -142,13 +142,21 @@ class RunCore:
         """Records that the recorder could not keep, because the disk was slower than the run."""
         return self._recorder.num_dropped if self._recorder is not None else 0
 
-    def judge(self, loss_sum: float, num_tokens: int, *, aux: float = 0.0) -> Verdict:
+    def judge(
+        self,
+        loss_sum: float,
+        num_tokens: int,
+        *,
+        aux: float = 0.0,
+        first_nonfinite_row: Callable[[], int | None] = lambda: None,
+    ) -> Verdict:
         """Decides about the micro-batch at hand, before its backward.
 
         Args:
             loss_sum: Sum of its loss over supervised tokens.
             num_tokens: Their count.
             aux: Sum of its further loss terms; the micro-batch is skipped if this is not finite.
+            first_nonfinite_row: Finds the first row whose loss is not finite; called only if there may be one.
 
         Returns:
             The guard's verdict.
@@ -160,6 +168,10 @@ class RunCore:
         # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
         verdict = self.guard.check(loss_sum + aux * 0.0, num_tokens, step=self.step)
         self.window.num_tokens += num_tokens
+        if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
+            row = first_nonfinite_row()
+            where = f"row {row} of " if row is not None else ""
+            self.guard.nonfinite_hint = f"first in {where}step {self.step}"
         if not verdict.keep:
             self.window.num_skipped_micros += 1
             self.window.num_skipped_tokens += num_tokens
@@ -314,11 +326,15 @@ class RunCore:
                 self._folder = continue_run(self._out, run_id, header)
             else:
                 self._folder = create_run(self._out, header)
-            self._recorder = Recorder(self._folder)
+            recorder = Recorder(self._folder)
         except (OSError, LogError, UsageError) as error:
             self._record = False
-            warn("recorder", f"Trimtab recorder off: {error}. Training goes on unrecorded.")
+            warn("recorder", f"Trimtab recorder off: {error}")
             return
+        if recorder.off_reason is not None:  # the disk refused its first write; said already
+            self._record = False
+            return
+        self._recorder = recorder
         register(self._folder.header, self._folder.path)
         guarded = f"guard {self.config.rule}" if self.config is not None else "no guard"
         say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).")

@@ -9,6 +9,7 @@ Shapes: R rows in a micro-batch.
 
 from __future__ import annotations
 
+import html
 import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -299,6 +300,7 @@ class Findings:
         rows_left_out: How many were cut.
         num_nonfinite_rows: Rows of `step` with supervised tokens whose loss is not finite, those that were cut too.
         notices: What a reader should know: damage, superseded attempts, which rule decided.
+        row_losses_known: False where the rows of `step` were recorded without what each of them cost.
     """
 
     run_id: str | None
@@ -313,6 +315,7 @@ class Findings:
     rows_left_out: int
     notices: tuple[str, ...]
     num_nonfinite_rows: int = 0
+    row_losses_known: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `rewind --json`; strict JSON, non-finite numbers are "nan", "inf", "-inf"."""
@@ -330,6 +333,28 @@ class Findings:
             "rows_left_out": self.rows_left_out,
             "notices": list(self.notices),
         }
+
+    def _repr_html_(self) -> str:
+        """The findings and the rows as two tables, for a notebook; whatever a log holds is shown as text."""
+        title = f"Run {self.run_id}: {self.num_steps} steps, {len(self.spikes) + self.spikes_left_out} findings"
+        spikes = _html_table([spike.to_dict() for spike in self.spikes[:20]])
+        rows = _html_table([row.to_dict() for row in self.rows])
+        notices = "".join(f"<p>{_html_text(notice)}</p>" for notice in self.notices)
+        return f"<p><b>{_html_text(title)}</b></p>{spikes}<p>Rows of step {self.step}</p>{rows}{notices}"
+
+
+def _html_table(records: list[dict[str, Any]]) -> str:
+    if not records:
+        return "<p>none</p>"
+    head = "".join(f"<th>{_html_text(name)}</th>" for name in records[0])
+    body = "".join(f"<tr>{''.join(f'<td>{_html_text(v)}</td>' for v in record.values())}</tr>" for record in records)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _html_text(value: object) -> str:
+    """A cell's text: floats short, and no character that a page could take for markup or direction."""
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return html.escape(text.encode("ascii", "backslashreplace").decode("ascii"))
 
 
 def json_number(value: float | None) -> float | str | None:

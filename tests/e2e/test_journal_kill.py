@@ -75,27 +75,25 @@ def kill_while_writing(script: str, folder: Path, *, attempt: int, delay_s: floa
 
 def check_killed(script: str, folder: Path, *, num_kills: int, seed: int) -> None:
     rng = random.Random(seed)
-    acknowledged = []
-    for attempt in range(1, num_kills + 1):
-        # Every kill's successor appends to the same journal, torn tail or not.
-        acknowledged.append(kill_while_writing(script, folder, attempt=attempt, delay_s=rng.random() * 0.1))
+    # Every kill's successor appends to the same journal, torn tail or not.
+    acknowledged = [
+        kill_while_writing(script, folder, attempt=attempt, delay_s=rng.random() * 0.1)
+        for attempt in range(1, num_kills + 1)
+    ]
 
     log = open_log(folder)
-    last_step = dict.fromkeys(range(1, num_kills + 1), 0)
+    steps: dict[int, list[int]] = {attempt: [] for attempt in range(1, num_kills + 1)}
     for block in log.row_blocks():
         assert (block.row // 1000 == block.step).all()
         assert (block.loss_sum == (block.row / 8).astype("float32")).all()
         assert (block.num_tokens == block.row % 97 + 1).all()
-        for attempt in set(block.attempt.tolist()):
-            steps = block.step[block.attempt == attempt].tolist()
-            # In order and without a hole: each step has its step % 300 rows, none of them for a multiple of 300.
-            place = last_step[attempt]
-            expected = [step for step in range(min(steps[0], place + 1), steps[-1] + 1) for _ in range(step % 300)]
-            assert expected[-len(steps) :] == steps
-            assert steps[0] in (place, place + 1, place + 2)
-            last_step[attempt] = steps[-1]
-    for attempt, step in enumerate(acknowledged, start=1):
-        assert last_step[attempt] >= step - (step % 300 == 0), f"attempt {attempt}"
+        for attempt, step in zip(block.attempt.tolist(), block.step.tolist(), strict=True):
+            steps[attempt].append(step)
+    for attempt, last_acknowledged in enumerate(acknowledged, start=1):
+        # Whole, in order and without a hole: step n has n % 300 rows.
+        last_read = steps[attempt][-1]
+        assert steps[attempt] == [step for step in range(1, last_read + 1) for _ in range(step % 300)]
+        assert last_read >= last_acknowledged - (last_acknowledged % 300 == 0)
     assert all("cut off" in line for line in log.notices())
 
 

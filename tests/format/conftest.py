@@ -67,7 +67,8 @@ def wrong_records() -> Callable[..., list[str]]:
                     wrong.append(f"row {row} of step {step}: {loss}, {tokens}")
         steps = log.step_columns()
         for step, loss, norm, lr, wall_s in zip(
-            *(column.tolist() for column in (steps.step, steps.loss, steps.grad_norm, steps.lr, steps.wall_s)), strict=True
+            *(column.tolist() for column in (steps.step, steps.loss, steps.grad_norm, steps.lr, steps.wall_s)),
+            strict=True,
         ):
             if (loss, norm, lr, wall_s) != (step / 8, step / 4, step / 16, step / 2):
                 wrong.append(f"step {step}: {loss}, {norm}, {lr}, {wall_s}")

@@ -82,7 +82,8 @@ def test_a_tail_of_zeros_is_said_and_the_rest_is_read(
     assert wrong_records(log) == []
     assert steps_read(log) == [1, 2, 3, 4]
     assert log.notices() == [
-        f"rank-00000.journal: {num_zeros} zero bytes at the end, from byte {size} on: a write that never reached the disk"
+        f"rank-00000.journal: {num_zeros} zero bytes at the end, from byte {size} on: "
+        "a write that never reached the disk"
     ]
 
 
@@ -101,7 +102,9 @@ def test_every_flipped_bit_costs_its_block_and_is_said(
 
         assert wrong_records(log) == [], f"bit {bit}"
         num_read = (len(rows_read(log)), len(steps_read(log)), len(log.event_list()))
-        assert num_read == tuple(0 if block == place else full for place, full in ((1, 6), (2, 2), (3, 1))), f"bit {bit}"
+        assert num_read == tuple(0 if block == place else full for place, full in ((1, 6), (2, 2), (3, 1))), (
+            f"bit {bit}"
+        )
         (line,) = log.notices()
         place = re.search(r"byte (\d+)", line)
         assert place is not None, f"bit {bit}"
@@ -123,15 +126,15 @@ def test_damage_in_the_middle_names_the_place_and_what_was_lost(
     assert sorted({row // 1000 for row in rows_read(log)}) == [1, 2, 5, 6]
     assert steps_read(log) == [1, 2, 3, 4, 5, 6]
     assert log.notices() == [
-        f"rank-00000.journal: damaged from byte {starts[4]} to byte {starts[5]}: {starts[5] - starts[4]} bytes left out, "
-        "2 micro-batches of steps 3 to 4"
+        f"rank-00000.journal: damaged from byte {starts[4]} to byte {starts[5]}: "
+        f"{starts[5] - starts[4]} bytes left out, 2 micro-batches of steps 3 to 4"
     ]
 
 
 def test_a_piece_that_was_cut_out_costs_what_lay_behind_it_too_and_is_said(
     run_folder: RunFolder, write_journal: Write, wrong_records: Check
 ) -> None:
-    # What lies behind a hole stands at another offset than it names: it may belong to another place, and is not believed.
+    # What lies behind a hole stands at another offset than it names: it may belong elsewhere, and is not believed.
     path = write_journal(run_folder, first_step=1, num_blocks=3)
     data = path.read_bytes()
     starts = frame_starts(data)
@@ -145,7 +148,9 @@ def test_a_piece_that_was_cut_out_costs_what_lay_behind_it_too_and_is_said(
     assert f"damaged to the end, at byte {starts[4]}" in log.notices()[0]
 
 
-def test_a_journal_inside_a_payload_is_no_record(run_folder: RunFolder, write_journal: Write, wrong_records: Check) -> None:
+def test_a_journal_inside_a_payload_is_no_record(
+    run_folder: RunFolder, write_journal: Write, wrong_records: Check
+) -> None:
     # given a journal whose damaged middle is a copy of its own beginning
     path = write_journal(run_folder, first_step=1, num_blocks=3)
     data = path.read_bytes()

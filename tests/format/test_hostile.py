@@ -17,8 +17,8 @@ from trimtab.log.scan import Journal
 
 
 def craft(
-    payload: bytes, *, offset: int = 0, raw_size: int | None = None, payload_size: int | None = None, kind: int = KIND_ROWS,
-    codec: int = 0, version: int = 1,
+    payload: bytes, *, offset: int = 0, raw_size: int | None = None, payload_size: int | None = None,
+    kind: int = KIND_ROWS, codec: int = 0, version: int = 1,
 ) -> bytes:  # fmt: skip
     """A frame whose two checksums are right, whatever it claims."""
     fields = struct.pack(
@@ -151,4 +151,6 @@ def test_noise_with_right_checksums_is_said_once_however_often_it_is_read(run_fo
 def test_an_attempt_header_of_noise_is_said(run_folder: RunFolder) -> None:
     (run_folder.path / "rank-00000.journal").write_bytes(craft(b"{}{}", kind=1))
 
-    assert open_log(run_folder.path).notices() == ["rank-00000.journal: the attempt header at byte 0: no JSON; left out"]
+    assert open_log(run_folder.path).notices() == [
+        "rank-00000.journal: the attempt header at byte 0: no JSON; left out"
+    ]

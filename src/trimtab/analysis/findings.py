@@ -16,6 +16,7 @@ import numpy as np
 
 from trimtab.analysis.lookup import find_logs
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
+from trimtab.analysis.series import StepSeries
 from trimtab.analysis.spikes import RULES, SpikeSearch, find_spikes
 from trimtab.analysis.steps import StepReading, read_steps
 from trimtab.errors import LogError, UsageError
@@ -135,6 +136,7 @@ def rewind_log(
         rows=describe_rows(log, table, series=series, top=top) if table else (),
         rows_left_out=max(0, table.row.size - top) if table else 0,
         num_nonfinite_rows=table.num_nonfinite if table else 0,
+        row_losses_known=_row_losses_known(table, series),
         notices=(
             *notices,
             *_search_notices(search, rule=rule),
@@ -159,6 +161,14 @@ def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | N
         return (norms[0], "grad_norm_before") if norms else (None, None)
     before = [first for first in norms if 1 <= worst.first - first <= NORM_LEAD]
     return (before[0], "grad_norm_before") if before else (worst.step, "worst")
+
+
+def _row_losses_known(table: StepRows | None, series: StepSeries) -> bool:
+    """False for a step that has a loss while none of its rows has: the host did not hand out what each row cost."""
+    if table is None or table.num_empty < table.row.size:
+        return True
+    place = series.place(table.step)
+    return place is None or not bool(series.measured[place])
 
 
 def _with_leading_row(spike: Spike, table: StepRows | None) -> Spike:

@@ -52,6 +52,17 @@ class _Trimtab(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.short_help) for name, verb in VERBS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb; a reader of its output that has seen enough, `head` for one, ends it without an error."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still in the buffer goes nowhere, else Python would complain when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return code
+
     def main(self, *args: Any, **settings: Any) -> NoReturn:
         """Runs a verb and exits; arguments as click's own `main` takes them."""
         settings["standalone_mode"] = False
@@ -60,7 +71,6 @@ class _Trimtab(click.Group):
     def _run(self, *args: Any, **settings: Any) -> int:
         try:
             code = super().main(*args, **settings)
-            sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             return EXIT_USAGE
@@ -72,10 +82,6 @@ class _Trimtab(click.Group):
             return _fail(str(error), code=EXIT_NOTHING_READABLE)
         except (click.Abort, KeyboardInterrupt):
             return _fail("interrupted.", code=EXIT_INTERRUPTED)
-        except BrokenPipeError:
-            # The reader of a pipe, `head` for one, has seen enough. What is still in the buffer goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except OSError as error:
             return _fail(f"{error}. Check the path, its permissions and the room left on the disk.", code=1)
         return code if isinstance(code, int) else 0

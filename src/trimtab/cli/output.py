@@ -22,7 +22,14 @@ PIPE_WIDTH = 120
 def make_console() -> Console:
     """A console on standard output that interprets nothing and draws ASCII only."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(markup=False, emoji=False, highlight=False, width=width)
+    return _PlainConsole(markup=False, emoji=False, highlight=False, width=width)
+
+
+class _PlainConsole(Console):
+    """Leaves a closed pipe to the command line; rich would end the process with the code for "nothing readable"."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, for checkers only
@@ -43,6 +50,8 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from cli
             if not self._allow_standard_output:
                 self.fail("- is standard output, which this option does not write to. Name a file.", param, ctx)
             return value
+        if "\0" in value:
+            self.fail(f"{value!r} cannot be a file name.", param, ctx)
         path, here = Path(value), Path.cwd().resolve()
         try:
             folder = path.parent.resolve()

@@ -36,7 +36,6 @@ from trimtab.torch.gradients import drop_gradients, scale_gradients, total_norm
 from trimtab.torch.loader import ROW_KEY, tag_rows
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.run import Run
-from trimtab.torch.skip import anchored_zero
 from trimtab.torch.transfer import to_host
 from trimtab.torch.window import WindowTotals
 from trimtab.values import RunHeader, StepReason, Verdict
@@ -213,6 +212,7 @@ class TrainerRun(Run):
     ) -> torch.Tensor:
         """Judges and records one micro-batch; gives the loss to call backward on."""
         assert self._tap is not None, "training has begun"
+        self._lift_anchor()
         self._per_token = num_items is not None and self._tap.loss_is_over_window
         if isinstance(rows, RowLosses):
             loss_sum, num_tokens = rows.loss_sum, rows.num_tokens
@@ -236,11 +236,11 @@ class TrainerRun(Run):
             return loss
         if not verdict.keep:
             say("guard", self._skipped(verdict))
-            return anchored_zero(self._parameters(), like=loss)
+            return self._left_out(loss)
         totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
         if verdict.reason == "no_tokens" and not math.isfinite(float(loss.detach())):
             # A mean over no tokens is 0/0: nothing to learn from, and nothing to blame anybody for.
-            return anchored_zero(self._parameters(), like=loss)
+            return self._left_out(loss)
         return loss
 
     def _judge_micro(self, loss_sum: torch.Tensor, num_tokens: torch.Tensor, loss: torch.Tensor) -> Verdict:
@@ -267,18 +267,20 @@ class TrainerRun(Run):
         self._grad_norm = None
         self._clip_at = math.inf
         self._lr: Any = math.nan
+        self._loss_scale: float | None = None
 
     def _look_at_gradients(self, parameters: list[nn.Parameter]) -> None:
         """With a guard, decides whether the step must be dropped; the norm it saw is that before clipping."""
-        core = self._core
+        core, accelerator = self._core, self._trainer.accelerator
         if core.guard is None:
             return
         self._reason = core.drop_reason()
         if self._reason is not None:
+            accelerator.unscale_gradients()  # a scaler, if there is one, wants to have seen something
             return
         if self._removed and core.window.num_skipped_micros:
             self._remove_skipped(parameters)
-        if self._trainer.accelerator.scaler is not None:  # a scaler looks for itself, and halves its scale
+        if accelerator.scaler is not None:  # a scaler looks for itself, and halves its scale
             return
         norm = total_norm(parameters)
         if not math.isfinite(float(norm)):
@@ -296,16 +298,19 @@ class TrainerRun(Run):
         self._totals.loss = self._totals.loss * factor
 
     def _before_optimizer(self) -> None:
+        self._lift_anchor()
+        scaler = self._trainer.accelerator.scaler
+        self._loss_scale = scaler.get_scale() if scaler is not None else None
         self._lr = self._trainer.optimizer.param_groups[0]["lr"]
         if self._reason is not None:
             drop_gradients(self._parameters())
 
     def _after_step(self) -> None:
         """Records the step that the trainer has just counted."""
-        accelerator, core, norm = self._trainer.accelerator, self._core, self._grad_norm
-        scaler = accelerator.scaler
+        core, norm, loss_scale = self._core, self._grad_norm, self._loss_scale
         reason: StepReason = self._reason if self._reason is not None else "stepped"
-        if scaler is not None and accelerator.optimizer_step_was_skipped:
+        # accelerate's own flag stays down with a fused optimizer, whose step is called and does nothing.
+        if loss_scale is not None and self._trainer.accelerator.scaler.get_scale() < loss_scale:
             reason = "scaler_overflow"
         something_left = core.guard is None or core.window.num_kept_tokens > 0
         core.end_step(
@@ -315,7 +320,7 @@ class TrainerRun(Run):
             grad_norm=to_host(norm) if isinstance(norm, torch.Tensor) else norm,
             lr=to_host(self._lr) if isinstance(self._lr, torch.Tensor) else self._lr,
             clipped=to_host(norm > self._clip_at) if isinstance(norm, torch.Tensor) else None,
-            loss_scale=scaler.get_scale() if scaler is not None else None,
+            loss_scale=loss_scale,
         )
         self._begin_window()
 

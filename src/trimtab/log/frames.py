@@ -119,9 +119,9 @@ def parse_header(data: bytes, offset: int) -> FrameHeader | None:
 def deflate(parts: Sequence[bytes]) -> bytes:
     """A raw deflate stream of the parts, each long one with a Huffman table of its own.
 
-    Run-length strategy and a new table for each byte plane: on random losses and row ids 6.8 bytes a row record and
-    0.5 us a micro-batch of 8 rows, against 7.4 and 0.45 for one stream at level 1, and 6.9 and 0.6 for level 1 with a
-    table a plane (benchmarks/journal.py).
+    Run-length strategy and a table a byte plane: 6.9 bytes a row record and 1.1 us a micro-batch of 8 rows with random
+    losses and row ids; one stream at level 1: 7.5 and 0.8; level 1 with a table a plane: 7.0 and 1.4; level 6: 6.9 and
+    1.8 (benchmarks/journal.py). Repeated patterns that only a search would find hardly occur: slopes are differences.
     """
     packer = zlib.compressobj(1, zlib.DEFLATED, -15, 8, zlib.Z_RLE)
     out: list[bytes] = []

@@ -50,7 +50,11 @@ def load_header(data: bytes, *, where: str) -> tuple[RunHeader | None, list[str]
         raise LogError(
             f"{where}: format version {version} was found, versions up to {HEADER_VERSION} are read; upgrade trimtab"
         )
-    wrong = [] if type(version) is int and version == HEADER_VERSION else [f"{where}: no version; read as version {HEADER_VERSION}"]
+    wrong = (
+        []
+        if type(version) is int and version == HEADER_VERSION
+        else [f"{where}: no version; read as version {HEADER_VERSION}"]
+    )
     fields: dict[str, Any] = {}
     for name, default in asdict(_DEFAULTS).items():
         fields[name] = value = document.get(name, default)

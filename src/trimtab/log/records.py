@@ -9,7 +9,6 @@ entry without tokens is recorded with loss 0. Nothing is clipped: an item outsid
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -201,31 +200,36 @@ def _split(columns: MicroColumns) -> Iterator[MicroColumns]:
 
 
 def _gather_steps(items: Sequence[StepRow]) -> StepBlock:
-    reason = _integers([item.reason for item in items], "reason", len(STEP_REASONS) - 1)
+    fields = dict(zip(StepRow._fields, zip(*items, strict=True), strict=True))
+    reason = _integers(fields["reason"], "reason", len(STEP_REASONS) - 1)
     if reason.min() < 0:
         raise RefusedError(f"reason {reason.min()}, not an index into STEP_REASONS")
-    wall_s = np.array([_float(item.wall_s) for item in items])
     with np.errstate(over="ignore"):
-        wall_s = wall_s.astype(np.float32).astype(np.float64)  # 60 ns in a second: half the bytes of a clock's noise
+        # To float32, 60 ns in a second: half the bytes of a clock's noise.
+        wall_s = _floats(fields["wall_s"], "wall_s").astype(np.float32).astype(np.float64)
     return StepBlock(
-        step=_integers([item.step for item in items], "step", _INT64_MAX),
-        loss=np.array([_float(item.loss) for item in items]),
-        grad_norm=np.array([_float(item.grad_norm) for item in items]),
-        has_grad_norm=np.array([item.grad_norm is not None for item in items]),
-        lr=np.array([_float(item.lr) for item in items]),
-        has_lr=np.array([item.lr is not None for item in items]),
+        step=_integers(fields["step"], "step", _INT64_MAX),
+        loss=_floats(fields["loss"], "loss"),
+        grad_norm=_floats(fields["grad_norm"], "grad_norm"),
+        has_grad_norm=np.array([value is not None for value in fields["grad_norm"]]),
+        lr=_floats(fields["lr"], "lr"),
+        has_lr=np.array([value is not None for value in fields["lr"]]),
         reason=reason,
-        clipped=np.array([-1 if item.clipped is None else int(bool(item.clipped)) for item in items], np.int8),
-        loss_scale=np.array([_float(item.loss_scale) for item in items]),
+        clipped=np.array([-1 if value is None else int(bool(value)) for value in fields["clipped"]], np.int8),
+        loss_scale=_floats(fields["loss_scale"], "loss_scale"),
         wall_s=wall_s,
-        num_tokens=_integers([item.num_tokens for item in items], "num_tokens", _INT64_MAX),
-        num_skipped_micros=_integers([item.num_skipped_micros for item in items], "num_skipped_micros", _INT64_MAX),
-        num_skipped_tokens=_integers([item.num_skipped_tokens for item in items], "num_skipped_tokens", _INT64_MAX),
+        num_tokens=_integers(fields["num_tokens"], "num_tokens", _INT64_MAX),
+        num_skipped_micros=_integers(fields["num_skipped_micros"], "num_skipped_micros", _INT64_MAX),
+        num_skipped_tokens=_integers(fields["num_skipped_tokens"], "num_skipped_tokens", _INT64_MAX),
     )
 
 
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _floats(values: Sequence[Any], name: str) -> NDArray[np.float64]:
+    """The values as float64; None becomes NaN, a 0-d array or tensor its number."""
+    numbers = np.array(values, np.float64)
+    if numbers.ndim != 1:
+        raise RefusedError(f"{name} of shape {numbers.shape[1:]}; expected a number")
+    return numbers
 
 
 def _integers(values: Sequence[Any], name: str, highest: int) -> NDArray[np.int64]:

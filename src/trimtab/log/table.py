@@ -82,7 +82,12 @@ _STEPS: Final = (
     _Column("reason", texts=STEP_REASONS, missing=f"reason >= {len(STEP_REASONS)}"),
     _Column("wall_s", missing="wall_s is null"),
 )
-_EVENTS: Final = (_Column("step"), _Column("time"), _Column("kind", sql="kind::varchar"), _Column("facts", sql="facts::varchar"))
+_EVENTS: Final = (
+    _Column("step"),
+    _Column("time"),
+    _Column("kind", sql="kind::varchar"),
+    _Column("facts", sql="facts::varchar"),
+)
 
 
 class Table:

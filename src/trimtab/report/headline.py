@@ -19,6 +19,8 @@ def headline(findings: Findings) -> list[str]:
     if not findings.rows or findings.step is None:
         return []
     step, first = findings.step, findings.rows[0]
+    if not findings.row_losses_known:
+        return [f"What each row of step {step} cost was not recorded: look at its rows together."]
     lines = [*_why_this_step(findings), _row_in_words(first, step=step, num_nonfinite=findings.num_nonfinite_rows)]
     if first.finite and len(findings.rows) + findings.rows_left_out == 1:
         lines[-1] += "; the only row in its step: its share says nothing"

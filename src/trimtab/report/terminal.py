@@ -137,14 +137,15 @@ def _draw_rows(findings: Findings, *, console: Console) -> None:
         console=console,
     )
     for row in findings.rows:
-        table.add_row(*map(Text, _row_cells(row)))
+        table.add_row(*map(Text, _row_cells(row, losses_known=findings.row_losses_known)))
     console.print(table)
     if findings.rows_left_out:
         say(console, f"and {findings.rows_left_out} more rows; --top lists more")
 
 
-def _row_cells(row: RowShare) -> tuple[str, ...]:
-    loss = "no supervised tokens" if row.loss is None else number(row.loss)
+def _row_cells(row: RowShare, *, losses_known: bool) -> tuple[str, ...]:
+    unmeasured = "no supervised tokens" if losses_known else "not recorded"
+    loss = unmeasured if row.loss is None else number(row.loss)
     share = "-" if row.loss is None else percent(row.share)
     excess = "-" if row.excess is None else f"{row.excess:+.5g}"
     return str(row.row), str(row.count), loss, str(row.tokens), share, excess, str(row.rank)

@@ -37,6 +37,11 @@ class RowLosses(NamedTuple):
     row_num_tokens: torch.Tensor
     packed: bool
 
+    def first_nonfinite_row(self) -> int | None:
+        """The first row whose loss is not finite; None if there is none. Waits for the device."""
+        bad = self.rows[~torch.isfinite(self.row_loss_sums)]
+        return int(bad[0]) if bad.numel() else None
+
 
 def reduce_to_rows(
     losses: torch.Tensor,

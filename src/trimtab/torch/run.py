@@ -129,6 +129,7 @@ class Run:
         self._divisor: float | None = None
         self._announced_tokens: float | None = None
         self._totals = WindowTotals()
+        self._anchored: list[nn.Parameter] = []
         if self._core.guard is not None:
             assert model is not None, "checked above"
             names = statistics_buffers(model)
@@ -198,6 +199,7 @@ class Run:
                 'aux under normalize="window" has no scale until the window\'s tokens are known: call '
                 "run.begin_window(num_tokens) before the first micro_batch of the window."
             )
+        self._lift_anchor()
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
         verdict = self._judge(reduced, aux)
         self._core.record_micro_batch(
@@ -211,7 +213,7 @@ class Run:
         totals.num_tokens = totals.num_tokens + num_tokens
         if verdict is not None and not verdict.keep:
             assert self._model is not None, "checked when the run was made"
-            return anchored_zero(self._model.parameters(), like=reduced.loss_sum)
+            return self._left_out(reduced.loss_sum)
         totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
         if self._normalize == "window":
             loss = reduced.loss_sum / self._window_divisor(losses)
@@ -254,7 +256,8 @@ class Run:
             raise UsageError(f"run.step() was called for step {core.step} without any micro_batch since the last step.")
         loss_scale = scaler.get_scale() if scaler is not None else None
         if scaler is not None:
-            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
+        self._lift_anchor()
         reason = core.drop_reason()
         norm: torch.Tensor | None = None
         if reason is None:
@@ -349,6 +352,18 @@ class Run:
         """What only the host knows of the run; an integration tells more."""
         return RunHeader(run_id=None, backend="torch")
 
+    def _left_out(self, like: torch.Tensor) -> torch.Tensor:
+        """What takes the place of a loss that is left out; `_lift_anchor` belongs after its backward."""
+        parameters = self._parameters()
+        self._anchored = [parameter for parameter in parameters if parameter.grad is None]
+        return anchored_zero(parameters, like=like)
+
+    def _lift_anchor(self) -> None:
+        """Takes away the zeros that a skip left where there was no gradient: weight decay would act on them."""
+        for parameter in self._anchored:
+            parameter.grad = None
+        self._anchored = []
+
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""
         return facts.row_index
@@ -357,7 +372,12 @@ class Run:
         if self._core.guard is None:
             return None
         loss_sum, num_tokens = float(reduced.loss_sum.detach()), int(reduced.num_tokens)
-        return self._core.judge(loss_sum, num_tokens, aux=0.0 if aux is None else float(aux.detach()))
+        return self._core.judge(
+            loss_sum,
+            num_tokens,
+            aux=0.0 if aux is None else float(aux.detach()),
+            first_nonfinite_row=reduced.first_nonfinite_row,
+        )
 
     def _window_divisor(self, losses: torch.Tensor) -> float:
         if self._announced_tokens is not None:

@@ -172,3 +172,24 @@ def test_rewind_reads_a_file_by_its_path(tmp_path):
     findings = trimtab.rewind(path, step=1)
     # then
     assert (findings.run_id, findings.source, findings.rows[0].row) == (None, str(path), 7)
+
+
+def test_rows_recorded_without_their_losses_leave_the_step_its_loss_and_blame_nobody(make_log):
+    # given a host that says which rows were trained on, and what each step cost, but not what each row did
+    records = [(step, 1000 + step, 0.0, 0) for step in range(1, 31)]
+    steps = [{"step": step, "loss": 9.0 if step == 25 else 1.0, "num_tokens": 50} for step in range(1, 31)]
+    # when
+    findings = rewind_log(make_log(records, steps=steps))
+    # then
+    (spike,) = findings.spikes
+    assert (spike.step, spike.loss, spike.row) == (25, 9.0, None)
+    assert [(row.row, row.loss) for row in findings.rows] == [(1025, None)]
+    assert not findings.row_losses_known
+
+
+def test_rows_without_supervised_tokens_are_no_rows_without_losses(make_log):
+    records = [*flat(30), (31, 5, 0.0, 0)]
+    steps = [{"step": step, "loss": 1.0, "num_tokens": 10} for step in range(1, 31)] + [{"step": 31}]
+    findings = rewind_log(make_log(records, steps=steps), step=31)
+    assert findings.spikes == ()
+    assert findings.row_losses_known

@@ -49,6 +49,15 @@ def test_what_a_later_attempt_went_over_again_does_not_count(make_log):
     assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (4, 3, 5)
 
 
+def test_an_attempt_that_goes_further_back_supersedes_all_before_it(make_log):
+    first = [(step, 1, 1.0, 1, {"attempt": 1}) for step in (1, 2, 3, 4, 5)]
+    second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (4, 5, 6)]
+    third = [(step, 1, 3.0, 1, {"attempt": 3}) for step in (2, 3)]
+    reading = read_steps(make_log([*first, *second, *third]))
+    assert reading.series.loss.tolist() == [1.0, 3.0, 3.0]
+    assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (7, 2, 6)
+
+
 def test_step_records_of_a_superseded_attempt_do_not_count_either(make_log):
     rows = [(1, 1, 1.0, 1), (2, 1, 1.0, 1), (2, 1, 1.0, 1, {"attempt": 2})]
     records = [{"step": 2, "grad_norm": 99.0}, {"step": 2, "grad_norm": 1.0, "attempt": 2}]

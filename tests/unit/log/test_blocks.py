@@ -61,7 +61,9 @@ def test_rows_come_back_bit_by_bit(micros: list) -> None:
         assert there.tobytes() == here.tobytes()
 
 
-@given(st.lists(st.tuples(INT64, st.integers(0, 5), st.sampled_from([-1, 0, 1]), *[BITS64] * 5), min_size=1, max_size=8))
+@given(
+    st.lists(st.tuples(INT64, st.integers(0, 5), st.sampled_from([-1, 0, 1]), *[BITS64] * 5), min_size=1, max_size=8)
+)
 def test_steps_come_back_bit_by_bit(steps: list) -> None:
     floats = [np.array([step[place] for step in steps], np.int64).view(np.float64) for place in range(3, 8)]
     columns = StepBlock(
@@ -156,7 +158,9 @@ def test_events_that_do_not_hold_together_are_refused(payload: bytes) -> None:
         decode_events(payload)
 
 
-@pytest.mark.parametrize("payload", [b"", struct.pack("<I", 0), struct.pack("<I", 1 << 30), struct.pack("<I", 1) + bytes(8)])
+@pytest.mark.parametrize(
+    "payload", [b"", struct.pack("<I", 0), struct.pack("<I", 1 << 30), struct.pack("<I", 1) + bytes(8)]
+)
 def test_steps_that_do_not_hold_together_are_refused(payload: bytes) -> None:
     with pytest.raises(BadBlockError):
         decode_steps(payload)

@@ -1,6 +1,7 @@
 """Run folders: made once, continued, never overwritten."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     create_run(tmp_path, HEADER)
     before = (tmp_path / "trimtab" / "a" / "run.json").read_bytes()
 
-    with pytest.raises(UsageError, match="run a exists already in .*nothing was overwritten"):
+    with pytest.raises(UsageError, match=r"run a exists already in .*nothing was overwritten"):
         create_run(tmp_path, RunHeader(run_id="a", backend="mlx"))
 
     assert (tmp_path / "trimtab" / "a" / "run.json").read_bytes() == before
@@ -110,6 +111,25 @@ def test_an_attempt_behind_a_torn_frame_counts(tmp_path: Path, cut: int) -> None
     frame = path.stat().st_size // 2
     path.write_bytes(path.read_bytes()[: frame + cut])
     write_attempt(RunFolder(path.parent, HEADER, 2))
+
+    assert continue_run(tmp_path, "a", HEADER).attempt == 3
+
+
+@pytest.mark.parametrize("num_missing", [0, 1, 500])
+def test_an_attempt_within_the_reach_of_a_torn_frame_counts(tmp_path: Path, num_missing: int) -> None:
+    # given a frame that was cut off, whose announced end lies at or behind the end of what was appended since
+    path = create_run(tmp_path, HEADER).path / journal_name(0)
+    writer = JournalWriter(path)
+    writer.append(Block(KIND_EVENTS, 1, 1, 1, [random.Random(1).randbytes(2000)]))
+    writer.close()
+    small = JournalWriter(tmp_path / "small", attempt=2)
+    small.append(Block(KIND_EVENTS, 1, 1, 1, [b"x"]))
+    small.close()
+    num_appended = (tmp_path / "small").stat().st_size
+    path.write_bytes(path.read_bytes()[: -num_appended - num_missing])
+    again = JournalWriter(path, attempt=2)
+    again.append(Block(KIND_EVENTS, 1, 1, 1, [b"x"]))
+    again.close()
 
     assert continue_run(tmp_path, "a", HEADER).attempt == 3
 

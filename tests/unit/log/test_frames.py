@@ -60,7 +60,9 @@ def test_fewer_bytes_than_a_header_are_none() -> None:
 
 
 @pytest.mark.parametrize(("payload", "raw"), [(0, 1), (1, 0), (MAX_PAYLOAD + 1, 1), (1, MAX_RAW + 1)])
-def test_lengths_of_nothing_and_over_the_bounds_are_refused_though_the_checksum_is_right(payload: int, raw: int) -> None:
+def test_lengths_of_nothing_and_over_the_bounds_are_refused_though_the_checksum_is_right(
+    payload: int, raw: int
+) -> None:
     fields = bytearray(frame()[: HEADER_SIZE - 4])
     struct.pack_into("<II", fields, 16, payload, raw)
 

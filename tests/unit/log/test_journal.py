@@ -116,7 +116,9 @@ def test_a_second_writer_is_refused_by_the_name_of_the_file(tmp_path: Path) -> N
 
 def test_a_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     first = JournalWriter(tmp_path / "j")
-    code = "import sys, pathlib; from trimtab.log.journal import JournalWriter; JournalWriter(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from trimtab.log.journal import JournalWriter; JournalWriter(pathlib.Path(sys.argv[1]))"
+    )
 
     other = subprocess.run([sys.executable, "-c", code, tmp_path / "j"], capture_output=True, text=True, check=False)
 
@@ -133,16 +135,19 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_lock(tmp_path: Path) -> 
         os.read(hold_read, 1)
         os._exit(0)
 
-    first.close()
-    JournalWriter(tmp_path / "j").close()
+    try:
+        first.close()
+        JournalWriter(tmp_path / "j").close()
+    finally:
+        os.write(hold_write, b"x")
+        os.waitpid(child, 0)
+        os.close(hold_read)
+        os.close(hold_write)
 
-    os.write(hold_write, b"x")
-    os.waitpid(child, 0)
-    os.close(hold_read)
-    os.close(hold_write)
 
-
-def test_a_file_system_without_locks_is_recorded_on_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_recorded_on_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(fd: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 

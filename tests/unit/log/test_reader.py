@@ -108,7 +108,12 @@ def test_a_reading_that_was_broken_off_leaves_the_log_whole(tmp_path: Path, monk
 
 def test_steps_and_events_come_back(tmp_path: Path) -> None:
     folder = create_run(tmp_path, HEADER)
-    write(folder, StepRow(1, 2.0, None, 0.5, 5, None, None), Event("b", 1, 9.0), StepRow(2, 3.0, 1.0, 0.25, 0, True, 8.0, 1.5, 7, 1, 2))
+    write(
+        folder,
+        StepRow(1, 2.0, None, 0.5, 5, None, None),
+        Event("b", 1, 9.0),
+        StepRow(2, 3.0, 1.0, 0.25, 0, True, 8.0, 1.5, 7, 1, 2),
+    )
     write(folder, Event("a", 2, 5.0, {"x": 1}), rank=1)
 
     log = open_log(folder.path)
@@ -127,7 +132,14 @@ def test_a_log_is_found_by_any_of_its_paths(tmp_path: Path) -> None:
     folder = create_run(tmp_path, HEADER)
     journal = write(folder, micro(1, 5))
 
-    for path in (folder.path, folder.path / "run.json", journal, tmp_path, tmp_path / "trimtab", os.fspath(folder.path)):
+    for path in (
+        folder.path,
+        folder.path / "run.json",
+        journal,
+        tmp_path,
+        tmp_path / "trimtab",
+        os.fspath(folder.path),
+    ):
         log = open_log(path)
         assert log.header.run_id == "a"
         assert [block.row.tolist() for block in log.row_blocks()] == [[5]]
@@ -194,9 +206,7 @@ def test_a_missing_rank_is_said(tmp_path: Path) -> None:
     write(folder, micro(1, 5))
     write(folder, micro(1, 6), rank=2)
 
-    assert open_log(folder.path).notices() == [
-        f"2 of 4 ranks have no journal in {folder.path}: their rows are missing"
-    ]
+    assert open_log(folder.path).notices() == [f"2 of 4 ranks have no journal in {folder.path}: their rows are missing"]
 
 
 def test_a_run_that_recorded_nothing_is_opened(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def micro(rows, sums, tokens, **fields) -> MicroBatch:
     ids=["numpy", "strided", "tensor", "list"],
 )
 def test_arrays_of_any_kind_are_taken(make) -> None:
-    columns, refused = recorded(micro(make([5, 5, 9], "int64"), make([1.5, 2.0, 3.25], "float32"), make([3, 0, 7], "int32")))
+    columns, refused = recorded(
+        micro(make([5, 5, 9], "int64"), make([1.5, 2.0, 3.25], "float32"), make([3, 0, 7], "int32"))
+    )
 
     assert refused == []
     assert columns.row.tolist() == [5, 5, 9]
@@ -82,7 +84,7 @@ def test_any_micro_batches_come_back(batches) -> None:
 
 
 def test_packed_entries_are_summed_into_one_occurrence_a_row() -> None:
-    # Row 7: 1.5 + 2.5 over two tokens. Row 3: not supervised at all. Row 9: one token, and a NaN that is not supervised.
+    # Row 7: 1.5 + 2.5 over two tokens. Row 3: not supervised at all. Row 9: one token, and a NaN that is not.
     rows = [7, 3, 7, 9, 9, 3]
     sums = [1.5, math.nan, 2.5, 4.0, math.nan, 8.0]
     tokens = [1, 0, 1, 1, 0, 0]
@@ -187,7 +189,9 @@ def steps_of(*items: StepRow) -> tuple[StepBlock, list[str]]:
 
 def test_a_step_keeps_what_is_unknown_apart_from_what_is_not_a_number() -> None:
     unknown = StepRow(1, math.nan, None, None)
-    full = StepRow(2, torch.tensor(2.5), np.float32(math.inf), 1e-3, 4, torch.tensor(True), 65536.0, 0.25, np.int64(9), 1, 4)
+    full = StepRow(
+        2, torch.tensor(2.5), np.float32(math.inf), 1e-3, 4, torch.tensor(True), 65536.0, 0.25, np.int64(9), 1, 4
+    )
 
     steps, refused = steps_of(unknown, full)
 
@@ -198,11 +202,29 @@ def test_a_step_keeps_what_is_unknown_apart_from_what_is_not_a_number() -> None:
     assert steps.lr[1] == 1e-3
     assert (steps.loss[1], steps.grad_norm[1], steps.loss_scale[1], steps.wall_s[1]) == (2.5, math.inf, 65536.0, 0.25)
     assert math.isnan(steps.loss_scale[0])
-    assert (steps.reason[1], steps.num_tokens[1], steps.num_skipped_micros[1], steps.num_skipped_tokens[1]) == (4, 9, 1, 4)
+    assert (steps.reason[1], steps.num_tokens[1], steps.num_skipped_micros[1], steps.num_skipped_tokens[1]) == (
+        4,
+        9,
+        1,
+        4,
+    )
 
 
-def test_a_bad_step_costs_itself() -> None:
-    blocks, refused = records.step_blocks([StepRow(1, 1.0, 1.0, 1.0), StepRow(2, "x", 1.0, 1.0), StepRow(3, 1.0, None, 1)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        StepRow(2, "x", 1.0, 1.0),
+        StepRow(2, 1.0, np.array([1.0]), 1.0),
+        StepRow(2.5, 1.0, 1.0, 1.0),
+        StepRow(2, 1.0, 1.0, 1.0, reason=6),
+        StepRow(2, 1.0, 1.0, 1.0, reason=-1),
+        StepRow(2, 1.0, 1.0, 1.0, num_tokens=2**63),
+        StepRow(2, 1.0, 1.0, 1.0, num_tokens=1.5),
+        StepRow(2, 1.0, 1.0, 1.0, clipped=np.zeros(2)),
+    ],
+)
+def test_a_bad_step_costs_itself(bad: StepRow) -> None:
+    blocks, refused = records.step_blocks([StepRow(1, 1.0, 1.0, 1.0), bad, StepRow(3, 1.0, None, 1)])
 
     assert [decode_steps(b"".join(block.parts)).step.tolist() for block in blocks] == [[1], [3]]
     assert len(refused) == 1
@@ -238,7 +260,9 @@ def test_facts_become_strict_json() -> None:
     assert event.facts["4"] == [1, [None, True]]
 
 
-@pytest.mark.parametrize("bad", [Event("a", 1, math.nan), Event("a", None, 1.0), Event("a", 2**64, 1.0), Event("a", 1, 1.0, None)])
+@pytest.mark.parametrize(
+    "bad", [Event("a", 1, math.nan), Event("a", None, 1.0), Event("a", 2**64, 1.0), Event("a", 1, 1.0, None)]
+)
 def test_a_bad_event_costs_itself(bad: Event) -> None:
     blocks, refused = records.event_blocks([bad, Event("good", 1, 1.0)])
 

@@ -30,7 +30,11 @@ def log(tmp_path: Path) -> Log:
         MicroBatch(3, 1, [5], [9.0], [0], reason=1),
     ]
     steps = [StepRow(1, 7.8, 1.5, 1e-3, 0, True, None, 0.25), StepRow(2, math.nan, None, None, 3)]
-    for block in (*records.row_blocks(micros)[0], *records.step_blocks(steps)[0], *records.event_blocks([Event("a", 2, 5.0, {"x": "y"})])[0]):
+    for block in (
+        *records.row_blocks(micros)[0],
+        *records.step_blocks(steps)[0],
+        *records.event_blocks([Event("a", 2, 5.0, {"x": "y"})])[0],
+    ):
         writer.append(block)
     writer.close()
     return open_log(folder.path)
@@ -58,7 +62,9 @@ def test_columns_and_types_are_those_of_the_format_page(log: Log, title: str) ->
 
 
 def test_rows_have_their_verdict_in_words(log: Log) -> None:
-    assert log.rows().native.project("step, micro, rank, row, loss_sum, num_tokens, finite, verdict").fetchall()[:3:2] == [
+    assert log.rows().native.project("step, micro, rank, row, loss_sum, num_tokens, finite, verdict").fetchall()[
+        :3:2
+    ] == [
         (1, 0, 0, 17, 45.0, 50, True, "normal"),
         (2, 0, 0, 3, pytest.approx(math.nan, nan_ok=True), 1, False, "spike"),
     ]

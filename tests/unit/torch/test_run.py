@@ -157,6 +157,17 @@ def test_a_window_wholly_skipped_moves_neither_weights_nor_moments_nor_step_coun
     assert_bit_equal(ours, plain_loop(batches, left_out=set(bad), optimizer=optimizer))
 
 
+def test_the_first_row_that_is_not_finite_is_named_when_it_does_not_stop(tmp_path, caplog):
+    # given a run in which nothing is finite any more, from row 6 on
+    batches = make_batches(25)
+    faults = dict.fromkeys(range(3, 25), "nan")
+
+    with caplog.at_level(logging.WARNING, logger="trimtab"):
+        trimtab_loop(batches, tmp_path, faults=faults, guard=GuardConfig(rule="robust"), accumulation=1)
+
+    assert caplog.text.count("first in row 6 of step 4") == 1
+
+
 def test_a_non_finite_gradient_norm_drops_the_step_and_names_the_parameter(tmp_path, caplog):
     # given a loss that is no spike, whose derivative is infinite
     model = make_model()

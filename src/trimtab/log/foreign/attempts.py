@@ -41,6 +41,11 @@ class AttemptCounter:
         num_records = place.size
         starts = np.flatnonzero(np.diff(place, prepend=-1))
         place, step, micro = place[starts], step[starts], micro[starts]
+        # Nearly every file has one header, at its very beginning: that needs no look at single lines.
+        leading = [header for header in headers if not place.size or header < place[0]]
+        if leading:
+            self._begin_next()
+            headers = headers[len(leading) :]
         ascends = bool(np.all(step[1:] >= step[:-1]))
         if ascends and step.size and self._newest_step is not None:
             ascends = int(step[0]) >= self._newest_step
