@@ -96,6 +96,26 @@ def register(header: RunHeader, path: str | os.PathLike[str]) -> bool:
     return True
 
 
+def forget(path: str | os.PathLike[str]) -> bool:
+    """Takes the entry of a run folder out of the list; the folder itself is left alone.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        Whether the list could be written. Never raises for what the file is like.
+    """
+    file = data_folder() / _NAME
+    try:
+        if file.exists():
+            with _connect(file) as connection, connection:
+                connection.execute("delete from runs where path = ?", (os.path.abspath(path),))
+    except (OSError, sqlite3.Error) as error:
+        _log.debug("%s was not taken out of the list of runs: %s", path, error)
+        return False
+    return True
+
+
 def runs() -> list[RegisteredRun]:
     """All runs, newest first; none where the list cannot be read."""
     return _select("", ())

@@ -70,6 +70,15 @@ def test_a_continued_run_is_listed_once_with_its_newest_start() -> None:
     assert [run.created for run in registry.runs()] == [9.0]
 
 
+def test_a_forgotten_run_is_no_longer_listed_and_others_are() -> None:
+    registry.register(HEADER, "x")
+    registry.register(HEADER, "y")
+
+    assert registry.forget("x")
+    assert [Path(run.path).name for run in registry.runs()] == ["y"]
+    assert registry.forget("never there")
+
+
 def test_a_run_without_an_id_is_not_listed() -> None:
     assert not registry.register(replace(HEADER, run_id=None), "x")
     assert registry.runs() == []

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from trimtab import registry
 from trimtab.analysis import rewind
 from trimtab.demo.console import Console, ConsoleHandler, quoted
 from trimtab.demo.folder import DemoFolder
@@ -92,6 +93,8 @@ class _Story:
         run_folder = self.run_folder
         if self._run is not None:
             self._run.close()
+        if run_folder is not None:
+            registry.forget(run_folder)
         self._folder.undo(run_folder)
 
     def tell(self) -> DemoResult:

@@ -143,6 +143,7 @@ class TrainerRun(Run):
                 self._in_training_step = False
             if self._core.window.num_micros == num_micros:
                 self._record_rows_alone("its training_step does not call compute_loss", verdict=None)
+                self._core.window.num_tokens += 1  # what nobody judged is kept
             self._totals.loss = self._totals.loss + reported
             return reported
 

@@ -1,13 +1,14 @@
-"""Puts row records together into step losses, and step records of all ranks into one line a step.
+"""Row records become steps: one pass, reductions a block, memory bounded by the number of steps.
 
-Enters: row blocks and step columns. Leaves: one entry for each attempt and step, in that order. Invariant: a step's
-loss is the sum of loss x tokens over the sum of tokens, over every micro-batch and rank of its attempt.
+Enters: row blocks and step records. Leaves: one line for each attempt and step, in that order. Invariant: a step's
+loss is sum(loss x tokens) / sum(tokens) over every micro-batch and rank of its attempt; a row without supervised
+tokens has no loss, whatever value stands there, and a step without any has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,41 +16,33 @@ from numpy.typing import NDArray
 from trimtab.log.columns import RowColumns, StepColumns
 from trimtab.values import STEP_REASONS
 
+PENDING_LIMIT = 1 << 18
+"""Partial sums held before they are folded into one a step; 256 k x 44 bytes."""
+
+_NOTHING_MEASURED: Final = (STEP_REASONS.index("all_skipped"), STEP_REASONS.index("no_tokens"))
+"""Reasons under which a step record carries no loss that was measured."""
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class StepSums(NamedTuple):
-    """One entry an attempt and step that has row records, ascending.
+    """Sums of row records: parallel arrays, one entry an attempt and step that has any, ascending.
 
     Attributes:
         attempt: (S,) int32.
         step: (S,) int64.
-        loss_sum: (S,) float64, NaN and infinities as recorded.
-        num_tokens: (S,) int64; 0 where no row has supervised tokens.
+        loss_sum: (S,) float64 over rows with supervised tokens, NaN and infinities as recorded.
+        num_tokens: (S,) int64.
+        num_records: (S,) int64 row records.
+        num_empty: (S,) int64 row records without supervised tokens.
     """
 
     attempt: NDArray[np.int32]
     step: NDArray[np.int64]
     loss_sum: NDArray[np.float64]
     num_tokens: NDArray[np.int64]
-
-
-def step_sums(blocks: Iterable[RowColumns]) -> StepSums:
-    """Sums the row records of each attempt and step; memory is 28 bytes a step and rank."""
-    parts: list[StepSums] = []
-    for block in blocks:
-        if not block.num_records:
-            continue
-        changes = (np.diff(block.step) != 0) | (np.diff(block.attempt) != 0)
-        starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
-        parts.append(_sums(block.attempt, block.step, block.loss_sum, block.num_tokens, starts))
-    if not parts:
-        return StepSums(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
-    attempt, step, loss_sum, num_tokens = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((step, attempt))
-    attempt, step = attempt[order], step[order]
-    starts = np.flatnonzero(_is_first(attempt, step))
-    return _sums(attempt, step, loss_sum[order], num_tokens[order], starts)
+    num_records: NDArray[np.int64]
+    num_empty: NDArray[np.int64]
 
 
 class StepLines(NamedTuple):
@@ -63,8 +56,10 @@ class StepLines(NamedTuple):
         loss: (S,) float64; NaN without supervised tokens, and where the loss was NaN.
         has_loss: (S,) bool, tells the two apart.
         num_tokens: (S,) int64, over all ranks.
+        num_records: (S,) int64 row records.
+        num_empty: (S,) int64 row records without supervised tokens.
         finite: (S,) bool, False where there is a loss and it is NaN or infinite.
-        grad_norm: (S,) float64.
+        grad_norm: (S,) float64, of the lowest rank that measured it, one whose norm is not finite before all others.
         has_grad_norm: (S,) bool.
         clipped: (S,) int8.
         lr: (S,) float64.
@@ -79,6 +74,8 @@ class StepLines(NamedTuple):
     loss: NDArray[np.float64]
     has_loss: NDArray[np.bool_]
     num_tokens: NDArray[np.int64]
+    num_records: NDArray[np.int64]
+    num_empty: NDArray[np.int64]
     finite: NDArray[np.bool_]
     grad_norm: NDArray[np.float64]
     has_grad_norm: NDArray[np.bool_]
@@ -90,12 +87,30 @@ class StepLines(NamedTuple):
     wall_s: NDArray[np.float64]
 
 
-def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
-    """Row sums and step records, one line a step; the lowest rank's record speaks for its step.
+def step_sums(blocks: Iterable[RowColumns]) -> StepSums:
+    """Sums the row records of each attempt and step, in whatever order they come."""
+    pending: list[StepSums] = []
+    num_pending, limit = 0, PENDING_LIMIT
+    for block in blocks:
+        if not block.num_records:
+            continue
+        pending.append(_sum_block(block))
+        num_pending += pending[-1].step.size
+        if num_pending > limit:
+            pending = [_fold(pending)]
+            num_pending = pending[0].step.size
+            # The folded part is one entry a step; folding again before it doubled would cost quadratic time.
+            limit = max(PENDING_LIMIT, 2 * num_pending)
+    return _fold(pending)
 
-    Without row records a step's loss is the one its record reports, and its tokens are those of all ranks' records.
+
+def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
+    """Row sums and step records, one line an attempt and step; the lowest rank's record speaks for its step.
+
+    Where no rows were recorded, or rows without what each of them cost, the loss is the one that the records report:
+    ranks report the same mean or their own, weighted by tokens both come out right.
     """
-    records, rank_tokens = _one_record_a_step(records)
+    records = _last_of_each_rank(records)
     attempt = np.concatenate((sums.attempt, records.attempt))
     step = np.concatenate((sums.step, records.step))
     order = np.lexsort((step, attempt))
@@ -105,47 +120,97 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
     from_rows, from_record = line[: sums.step.size], line[sums.step.size :]
     num_lines = int(is_first.sum())
 
-    def fill(where: NDArray[np.int64], values: NDArray[_Scalar], otherwise: float) -> NDArray[_Scalar]:
+    def fill(values: NDArray[_Scalar], otherwise: float, *, where: NDArray[np.int64] = from_record) -> NDArray[_Scalar]:
         column = np.full(num_lines, otherwise, values.dtype)
         column[where] = values
         return column
 
-    loss = fill(from_record, records.loss, np.nan)
-    num_tokens = fill(from_record, rank_tokens, 0)
-    has_loss = fill(from_record, records.reason != STEP_REASONS.index("no_tokens"), False)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        loss[from_rows] = np.where(sums.num_tokens > 0, sums.loss_sum / sums.num_tokens, np.nan)
-    num_tokens[from_rows] = sums.num_tokens
-    has_loss[from_rows] = sums.num_tokens > 0
+    num_tokens = fill(sums.num_tokens, 0, where=from_rows)
+    loss = fill(_mean(sums.loss_sum, sums.num_tokens.astype(np.float64)), np.nan, where=from_rows)
+    has_loss = num_tokens > 0
+
+    record_tokens = np.bincount(from_record, weights=records.num_tokens, minlength=num_lines).astype(np.int64)
+    by_record = (num_tokens == 0) & ((record_tokens > 0) | (sums.step.size == 0))
+    known = by_record[from_record] & ~np.isin(records.reason, _NOTHING_MEASURED)
+    # A log without token counts weighs every rank alike.
+    weight = np.where(records.num_tokens > 0, records.num_tokens, 1).astype(np.float64)[known]
+    weights = np.bincount(from_record[known], weights=weight, minlength=num_lines)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weighted = np.bincount(from_record[known], weights=records.loss[known] * weight, minlength=num_lines)
+    reported = _mean(weighted.astype(np.float64), weights.astype(np.float64))
+    loss[by_record], has_loss[by_record] = reported[by_record], weights[by_record] > 0
+    num_tokens[by_record] = record_tokens[by_record]
+
+    grad_norm, has_grad_norm = np.full(num_lines, np.nan), np.zeros(num_lines, np.bool_)
+    for speaks in (records.has_grad_norm, records.has_grad_norm & ~np.isfinite(records.grad_norm)):
+        grad_norm[from_record[speaks]] = records.grad_norm[speaks]
+        has_grad_norm[from_record[speaks]] = True
+
     return StepLines(
         attempt=attempt[order][is_first],
         step=step[order][is_first],
         loss=loss,
         has_loss=has_loss,
         num_tokens=num_tokens,
+        num_records=fill(sums.num_records, 0, where=from_rows),
+        num_empty=fill(sums.num_empty, 0, where=from_rows),
         finite=~has_loss | np.isfinite(loss),
-        grad_norm=fill(from_record, records.grad_norm, np.nan),
-        has_grad_norm=fill(from_record, records.has_grad_norm, False),
-        clipped=fill(from_record, records.clipped, -1),
-        lr=fill(from_record, records.lr, np.nan),
-        has_lr=fill(from_record, records.has_lr, False),
-        stepped=fill(from_record, (records.reason == 0).astype(np.int8), -1),
-        reason=fill(from_record, records.reason, len(STEP_REASONS)),
-        wall_s=fill(from_record, records.wall_s, np.nan),
+        grad_norm=grad_norm,
+        has_grad_norm=has_grad_norm,
+        clipped=fill(records.clipped, -1),
+        lr=fill(records.lr, np.nan),
+        has_lr=fill(records.has_lr, False),
+        stepped=fill((records.reason == 0).astype(np.int8), -1),
+        reason=fill(records.reason, len(STEP_REASONS)),
+        wall_s=fill(records.wall_s, np.nan),
     )
 
 
-def _one_record_a_step(records: StepColumns) -> tuple[StepColumns, NDArray[np.int64]]:
-    """The lowest rank's last record of each attempt and step, and the tokens of all ranks."""
+def _sum_block(block: RowColumns) -> StepSums:
+    tokens = block.num_tokens.astype(np.int64, copy=False)
+    empty = tokens <= 0
+    loss_sum = np.where(empty, 0.0, block.loss_sum.astype(np.float64, copy=False))
+    return _reduce(
+        StepSums(block.attempt, block.step, loss_sum, tokens, np.ones(tokens.size, np.int64), empty.astype(np.int64))
+    )
+
+
+def _fold(parts: list[StepSums]) -> StepSums:
+    if not parts:
+        whole = np.empty(0, np.int64)
+        return StepSums(np.empty(0, np.int32), whole, np.empty(0, np.float64), whole, whole, whole)
+    return _reduce(StepSums._make(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _reduce(sums: StepSums) -> StepSums:
+    """One entry an attempt and step, ascending."""
+    attempt, step = sums.attempt, sums.step
+    same = attempt[1:] == attempt[:-1]
+    # Records usually ascend: then there is nothing to sort.
+    if not np.all((attempt[1:] > attempt[:-1]) | (same & (step[1:] >= step[:-1]))):
+        order = np.lexsort((step, attempt))
+        sums = StepSums._make(column[order] for column in sums)
+    starts = np.flatnonzero(_is_first(sums.attempt, sums.step))
+    # inf - inf is NaN on purpose: the step is not finite either way.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return StepSums(
+            sums.attempt[starts], sums.step[starts], *(np.add.reduceat(column, starts) for column in sums[2:])
+        )
+
+
+def _last_of_each_rank(records: StepColumns) -> StepColumns:
+    """The last record of each attempt, step and rank; of one step the lowest rank comes last, and so prevails."""
     newest_first = -np.arange(records.num_records)
-    order = np.lexsort((newest_first, records.rank, records.step, records.attempt))
+    order = np.lexsort((newest_first, -records.rank.astype(np.int64), records.step, records.attempt))
     ordered = records.take(order)
-    of_its_rank = _is_first(ordered.attempt, ordered.step, ordered.rank)
-    ordered = ordered.take(of_its_rank)
-    is_first = _is_first(ordered.attempt, ordered.step)
-    starts = np.flatnonzero(is_first)
-    tokens = np.add.reduceat(ordered.num_tokens, starts) if starts.size else ordered.num_tokens
-    return ordered.take(is_first), tokens
+    return ordered.take(_is_first(ordered.attempt, ordered.step, ordered.rank))
+
+
+def _mean(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum over weight; NaN where there is no weight."""
+    mean = np.full(sums.size, np.nan)
+    np.divide(sums, weights, where=weights > 0, out=mean)
+    return mean
 
 
 def _is_first(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -154,15 +219,3 @@ def _is_first(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
     if first.size:
         first[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return first
-
-
-def _sums(
-    attempt: NDArray[np.int32],
-    step: NDArray[np.int64],
-    loss_sum: NDArray[np.floating],
-    num_tokens: NDArray[np.integer],
-    starts: NDArray[np.int64],
-) -> StepSums:
-    with np.errstate(invalid="ignore"):  # +inf and -inf in one step: NaN, as it should be
-        losses = np.add.reduceat(loss_sum, starts, dtype=np.float64)
-    return StepSums(attempt[starts], step[starts], losses, np.add.reduceat(num_tokens, starts, dtype=np.int64))

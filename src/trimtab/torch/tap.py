@@ -34,26 +34,25 @@ class LossTap:
         """Calls `compute`.
 
         Returns:
-            Its result, and what each plain cross-entropy in it cost, in the order of the calls.
+            Its result, and the token losses of each plain cross-entropy: those in the places if one of them was
+            called, for what stands beside them is a further term (a router's); else all there were.
         """
         for place in self._places:
             place.active = True
-        calls: list[TokenLosses] = []
         try:
-            if self._watch_everything:
-                with CrossEntropyCapture() as capture:
-                    result = compute()
-                calls += capture.calls
-            else:
+            if not self._watch_everything:
+                return compute(), self._taken_from_places()
+            with CrossEntropyCapture() as capture:
                 result = compute()
+            self._watch_everything = not any(place.was_called for place in self._places)
+            return result, capture.calls if self._watch_everything else self._taken_from_places()
         finally:
             for place in self._places:
-                calls += place.calls
-                place.calls = []
                 place.active = False
-                if place.was_called:
-                    self._watch_everything = False
-        return result, calls
+                place.calls = []
+
+    def _taken_from_places(self) -> list[TokenLosses]:
+        return [call for place in self._places for call in place.calls]
 
 
 def row_columns(

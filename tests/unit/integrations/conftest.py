@@ -351,6 +351,10 @@ class Bench:
         return make_model(kind, **more)
 
     @staticmethod
+    def rows(kind="llama", **faults):
+        return make_rows(kind, **faults)
+
+    @staticmethod
     def batch(setting, rows, **faults):
         """The padded batch of some rows, as the model of `setting` takes it."""
         setting = Setting(**setting)
@@ -358,7 +362,7 @@ class Bench:
         collate = pad_batch if setting.collator == "flatten" else COLLATORS[setting.collator]
         return collate([data[row] for row in rows])
 
-    def trainer(self, setting=None, *, model=None, rows=None, cls=None, left_out=(), faults=None, **more):
+    def trainer(self, setting=None, *, model=None, rows=None, dataset=None, cls=None, left_out=(), faults=None, **more):
         """A trainer that was never told of Trimtab."""
         setting = Setting(**(setting or {}))
         self.count += 1
@@ -390,7 +394,7 @@ class Bench:
         return cls(
             model=model,
             args=TrainingArguments(**(args | setting.args)),
-            train_dataset=DATASETS[setting.data](rows),
+            train_dataset=dataset if dataset is not None else DATASETS[setting.data](rows),
             data_collator=collator() if isinstance(collator, type) else collator,
             compute_loss_func=LOSS_FUNCTIONS[setting.loss_func],
             **more,

@@ -302,7 +302,7 @@ def test_with_a_gradient_scaler_a_skip_is_exact_and_an_overflow_is_the_scalers(b
     # then
     steps = trimtab.open_log(run.folder).step_columns()
     told = [STEP_REASONS[code] for code in steps.reason]
-    again = next(step for step in plan if step > 4 and overflows in sum(plan[step], []))
+    again = next(step for step in plan if step > 4 and overflows in [row for micro in plan[step] for row in micro])
     for step, reason in enumerate(told, start=1):
         expected = {2: "scaler_overflow", again: "scaler_overflow", 3: "all_skipped"}.get(step, "stepped")
         assert reason == expected

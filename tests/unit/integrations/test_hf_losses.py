@@ -1,11 +1,8 @@
-"""Losses that are no plain cross-entropy, and batches whose rows cannot be told: said once, and nothing else changes."""
-
-import math
+"""Losses that are no plain cross-entropy, batches whose rows cannot be told: said once, and nothing else changes."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import Trainer
 
 import trimtab
@@ -34,6 +31,17 @@ class TorchSmoothed(Trainer):
 
 
 class TwoLosses(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = loss + 0.1 * F.cross_entropy(outputs.logits[:, 0], inputs["input_ids"][:, 0])
+        return (loss, outputs) if return_outputs else loss
+
+
+class FurtherTerm(Trainer):
+    """The model's own loss, and a cross-entropy beside it."""
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         loss = loss + 0.1 * F.cross_entropy(outputs.logits[:, 0], inputs["input_ids"][:, 0])
@@ -131,6 +139,17 @@ def test_the_step_is_found_even_where_no_row_loss_is_known(bench):
     assert bad in [row.row for row in findings.rows]
 
 
+def test_a_term_beside_the_models_own_loss_belongs_to_no_row(bench):
+    # given the same first micro-batch with and without the term
+    plain, alone = bench.train(cls=FurtherTerm), bench.train(attach={})
+    # when
+    trained = bench.train(cls=FurtherTerm, attach=dict(guard=GUARD))
+    # then
+    assert_same(trained.weights, plain.weights)
+    assert trained.records()[:2] == alone.records()[:2]
+    assert all(num_tokens > 0 for *_, num_tokens, _ in trained.records())
+
+
 def test_a_training_step_that_wants_the_outputs_gets_them(bench):
     plain = bench.train(cls=StepWithOutputs)
     trained = bench.train(cls=StepWithOutputs, attach=dict(guard=GUARD))
@@ -159,7 +178,9 @@ def test_a_regression_is_recorded_by_rows_alone(bench, said):
     def model():
         torch.manual_seed(0)
         sizes = dict(vocab_size=128, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
-        return BertForSequenceClassification(BertConfig(**sizes, num_labels=1, hidden_dropout_prob=0.0))
+        return BertForSequenceClassification(
+            BertConfig(**sizes, num_labels=1, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+        )
 
     rows = [{"input_ids": [1 + row, 64, 70], "labels": float(row)} for row in range(13)]
     settings = dict(model=model, rows=rows)
@@ -224,4 +245,3 @@ def test_a_compiled_model_trains_unchanged_and_says_that_it_hides_its_loss(bench
     # and a guard judges what it sees
     steps = trimtab.open_log(runs[1].folder).step_columns()
     assert steps.num_skipped_micros.sum() == 1
-    assert all(math.isfinite(loss) for loss in steps.loss)

@@ -175,7 +175,7 @@ def choose_row(bench, setting, *, step, **more):
     """The first row of an optimizer step, and all steps that it is trained in."""
     rows = bench.train(setting, **more).probe.rows
     bad = rows[step][0][0]
-    return bad, [step for step in sorted(rows) if bad in sum(rows[step], [])]
+    return bad, [step for step in sorted(rows) if bad in [row for micro in rows[step] for row in micro]]
 
 
 def one_long_epoch(setting):

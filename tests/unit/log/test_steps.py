@@ -101,7 +101,8 @@ def test_a_step_that_nobody_finished_has_rows_only() -> None:
 def test_the_lowest_rank_speaks_for_a_step_and_tokens_are_those_of_all_ranks() -> None:
     lines = step_lines(step_sums([]), records((1, 3, 1, 4.0, 10, 0), (1, 1, 1, 2.0, 5, 0), (1, 2, 1, 3.0, 7, 0)))
 
-    assert lines.loss.tolist() == [2.0]
+    # (4 x 10 + 2 x 5 + 3 x 7) / 22: the ranks' own means, weighted by their tokens
+    assert lines.loss.tolist() == pytest.approx([71 / 22])
     assert lines.lr.tolist() == [0.1]
     assert lines.num_tokens.tolist() == [22]
 
