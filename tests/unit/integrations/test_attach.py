@@ -1,7 +1,7 @@
 """`attach` on what is no Hugging Face Trainer: an error that says what was found and what to do."""
 
 import pytest
-from transformers import Seq2SeqTrainer
+import transformers
 
 import trimtab
 from trimtab import UsageError
@@ -19,20 +19,18 @@ def test_anything_else_is_refused_by_name(wrong):
 
 def test_a_class_in_place_of_an_instance_is_refused():
     with pytest.raises(UsageError, match="Hugging Face's Trainer"):
-        trimtab.attach(Seq2SeqTrainer)
+        trimtab.attach(transformers.Trainer)
 
 
 def test_a_trl_trainer_is_refused_with_a_remedy():
     # given a class as TRL would define it, on top of transformers' Trainer
-    from transformers import Trainer as Base
-
-    trl = type("SFTTrainer", (Base,), {"__module__": "trl.trainer.sft_trainer"})
+    trl = type("SFTTrainer", (transformers.Trainer,), {"__module__": "trl.trainer.sft_trainer"})
     with pytest.raises(UsageError, match=r"SFTTrainer is a TRL trainer.*trimtab\.Run"):
         trimtab.attach(object.__new__(trl))
 
 
 def test_a_subclass_of_the_users_own_is_accepted(bench):
-    class Mine(Seq2SeqTrainer):
+    class Mine(transformers.Trainer):
         pass
 
     run = trimtab.attach(bench.trainer(cls=Mine), record=False)
