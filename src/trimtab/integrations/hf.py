@@ -220,7 +220,7 @@ class TrainerRun(Run):
         else:
             num_tokens = num_labels
             loss_sum = loss.detach() * (num_items if self._per_token else num_tokens)
-        verdict = self._judge_micro(loss_sum, num_tokens, loss.detach()) if self._core.guard is not None else None
+        verdict = self._judge_micro(loss_sum, num_tokens, loss, rows) if self._core.guard is not None else None
         if isinstance(rows, RowLosses):
             self._core.record_micro_batch(
                 to_host(rows.rows),
@@ -244,12 +244,16 @@ class TrainerRun(Run):
             return self._left_out(loss)
         return loss
 
-    def _judge_micro(self, loss_sum: torch.Tensor, num_tokens: torch.Tensor, loss: torch.Tensor) -> Verdict:
+    def _judge_micro(
+        self, loss_sum: torch.Tensor, num_tokens: torch.Tensor, loss: torch.Tensor, rows: RowLosses | str
+    ) -> Verdict:
         """The guard's verdict; the one wait for the device."""
         # The final loss may hold further terms (a router's): it must be finite as well.
         wide = torch.float32 if loss.device.type == "mps" else torch.float64
-        figures = torch.stack([figure.to(loss.device, wide) for figure in (loss_sum, num_tokens, loss)]).tolist()
-        return self._core.judge(figures[0], int(figures[1]), aux=figures[2])
+        figures = torch.stack([figure.detach().to(loss.device, wide) for figure in (loss_sum, num_tokens, loss)])
+        total, count, final = figures.tolist()
+        first = rows.first_nonfinite_row if isinstance(rows, RowLosses) else lambda: None
+        return self._core.judge(total, int(count), aux=final, first_nonfinite_row=first)
 
     def _record_rows_alone(self, why: str, *, verdict: Verdict | None) -> None:
         rows = torch.unique(self._rows) if self._rows is not None else torch.zeros(0, dtype=torch.int64)

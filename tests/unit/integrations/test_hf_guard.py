@@ -145,6 +145,7 @@ def test_a_micro_batch_without_supervised_tokens_is_kept_and_harmless(bench, mod
     # then nobody is blamed, and the weights stay finite
     assert reasons(trained) == ["stepped"] * 4
     assert all(keep for *_, keep in trained.records())
+    assert all(math.isfinite(loss) for loss in trained.log.step_columns().loss)
     assert [(loss, num) for *_, row, loss, num, _ in trained.records() if row in empty] == [(0.0, 0)] * 2
     assert all(value.isfinite().all() for value in trained.weights.values())
     # and where the trainer itself survives it, they are the trainer's own
@@ -209,6 +210,17 @@ def test_a_skip_is_said_with_what_was_expected(bench, said):
     [line] = [line for line in said() if "skipped micro-batch" in line]
     assert line.startswith("Guard skipped micro-batch 0 of step 5: spike, loss ")
     assert "expected" in line
+
+
+def test_many_losses_that_are_not_finite_name_the_first_row(bench, said):
+    # given the rows of six steps, one after another
+    bad = [micros[0][0] for step, micros in bench.train().probe.rows.items() if step > 1]
+    # when all of them are bad
+    guard = GuardConfig(multiplier=3.0, max_consecutive_skips=4)
+    bench.train(attach=dict(guard=guard), faults=dict(nan=bad))
+    # then
+    [line] = [line for line in said() if "losses in a row were not finite" in line]
+    assert f"first in row {bad[0]} of step 2" in line
 
 
 def test_a_guard_that_is_told_to_raise_raises(bench):

@@ -92,6 +92,12 @@ def assert_same(found, expected):
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True)
 
 
+def num_targets(bench, steps):
+    """Supervised targets a step: all labels but the first of a row, which nothing predicts."""
+    targets = [sum(label != -100 for label in row["labels"][1:]) for row in bench.rows()]
+    return [sum(targets[row] for micro in micros for row in micro) for micros in steps.values()]
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(("cls", "why"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_loss_that_cannot_be_told_by_rows_is_said_once_and_rows_are_recorded(bench, said, cls, why, accumulation):
@@ -110,6 +116,8 @@ def test_a_loss_that_cannot_be_told_by_rows_is_said_once_and_rows_are_recorded(b
         assert {num_tokens for *_, num_tokens, _ in trained.records()} == {0}
         steps = trained.log.step_columns()
         assert steps.loss.tolist() == pytest.approx([entry["loss"] for entry in plain.logged])
+        if cls is not OwnStep:  # it hides its labels, too
+            assert steps.num_tokens.tolist() == num_targets(bench, plain.probe.rows)
         [event] = [event for event in trained.log.event_list() if event.kind == "no_row_losses"]
         assert why in event.facts["why"]
     lines = [line for line in said() if line.startswith("Trimtab cannot tell what each row cost")]
@@ -148,6 +156,31 @@ def test_a_term_beside_the_models_own_loss_belongs_to_no_row(bench):
     assert_same(trained.weights, plain.weights)
     assert trained.records()[:2] == alone.records()[:2]
     assert all(num_tokens > 0 for *_, num_tokens, _ in trained.records())
+
+
+class RuinedTerm(Trainer):
+    """A term beside the cross-entropy that is not finite where token 126 stands, though no row's own loss shows it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ruined = (inputs["input_ids"] == 126).any()
+        inputs["input_ids"] = torch.where(inputs["input_ids"] == 126, 99, inputs["input_ids"])
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss = loss + torch.where(ruined, torch.nan, 0.0) * outputs.logits.mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_term_that_is_not_finite_is_left_out_with_its_micro_batch(bench):
+    # given
+    setting = dict(args=dict(gradient_accumulation_steps=2))
+    bad = bench.train(setting, cls=RuinedTerm).probe.rows[3][0][0]
+    faults = dict(nan=[bad])
+    oracle = bench.train(setting, cls=RuinedTerm, left_out=[bad], faults=faults, model=bench.make_model("llama"))
+    # when
+    settings = dict(cls=RuinedTerm, faults=faults, model=bench.make_model("llama"))
+    trained = bench.train(setting, attach=dict(guard=GUARD), **settings)
+    # then
+    assert_same(trained.weights, oracle.weights)
+    assert {(step, row) for step, _, row, *_, keep in trained.records() if not keep} >= {(3, bad)}
 
 
 def test_a_training_step_that_wants_the_outputs_gets_them(bench):
