@@ -15,6 +15,7 @@ that goes wrong while recording is raised into training; an error in a decision 
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 import warnings
@@ -95,6 +96,8 @@ class RunCore:
         """
         if record and out is None:
             raise UsageError("Recording needs a folder, found out=None: name one, or pass record=False.")
+        if run_id is not None and not isinstance(run_id, str):
+            raise UsageError(f"run_id must be text, found {run_id!r}.")
         if out is not None and run_id is not None:
             run_path(out, run_id)  # refuses an id that cannot name a folder
         if guard is not None and not guard.enabled:
@@ -243,7 +246,7 @@ class RunCore:
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records that something happened during `step`, by default the present one."""
         if self._record:
-            self._put(Event(kind, self.step if step is None else step, self._clock(), dict(facts)))
+            self._put(Event(kind, self.step if step is None else step, self._clock(), _snapshot(facts)))
 
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records the result of an evaluation; it never mixes with the training loss."""
@@ -340,3 +343,11 @@ class RunCore:
         say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).")
         if self._folder.attempt > 1:
             self._recorder.put(Event("resume", self.step, now, {"attempt": self._folder.attempt}))
+
+
+def _snapshot(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts as they are now: the writer reads them later, when the caller may have changed them."""
+    try:
+        return copy.deepcopy(dict(facts))
+    except Exception:  # noqa: BLE001 - what cannot be copied is told by its words; an event never fails a run
+        return {name: repr(value) for name, value in facts.items()}

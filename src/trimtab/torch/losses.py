@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from trimtab.errors import UsageError
@@ -104,25 +105,19 @@ def reduce_to_rows(
     packed = per != "sample" and row_ids.dim() == losses.dim()
     if losses.dim() == 2 and not packed:
         detached, counts = detached.sum(1), counts.sum(1)
+    # Copies: the recorder reads them later, when the caller may have filled its buffers anew.
     return RowLosses(
         loss_sum=counted.sum(),
         num_tokens=counts.sum(),
-        rows=row_ids.flatten(),
-        row_loss_sums=detached.flatten(),
+        rows=row_ids.flatten().clone(),
+        row_loss_sums=detached.flatten().clone(),
         row_num_tokens=counts.flatten(),
         packed=packed,
     )
 
 
 def _row_ids(rows: Any, losses: torch.Tensor) -> torch.Tensor:
-    try:
-        row_ids = torch.as_tensor(rows)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"rows must be integers, one dataset row for each sequence, found {_describe(rows)}."
-        ) from error
-    if row_ids.is_floating_point() or row_ids.is_complex() or row_ids.dtype == torch.bool:
-        raise UsageError(f"rows must be integer dataset rows (int64), found dtype {row_ids.dtype}.")
+    row_ids = _integers(rows, name="rows", meaning="dataset rows")
     shapes = [losses.shape[:1], losses.shape]
     if row_ids.shape not in shapes:
         expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
@@ -145,10 +140,29 @@ def _supervised(mask: Any, losses: torch.Tensor) -> torch.Tensor | None:
 def _token_counts(tokens: Any, losses: torch.Tensor) -> torch.Tensor | None:
     if tokens is None:
         return None
-    counts = torch.as_tensor(tokens, device=losses.device)
-    if counts.is_floating_point() or counts.dtype == torch.bool or counts.shape != losses.shape:
-        raise UsageError(f"tokens must be integer counts of shape {tuple(losses.shape)}, found {_describe(counts)}.")
-    return counts.to(torch.int64)
+    counts = _integers(tokens, name="tokens", meaning="counts of supervised tokens")
+    if counts.shape != losses.shape:
+        raise UsageError(f"tokens has shape {tuple(counts.shape)}, expected that of losses, {tuple(losses.shape)}.")
+    if counts.device.type == "cpu" and counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) < 2**31:
+        raise UsageError(f"tokens must lie between 0 and 2**31 - 1, found {int(counts.min())} to {int(counts.max())}.")
+    return counts.to(losses.device)
+
+
+def _integers(values: Any, *, name: str, meaning: str) -> torch.Tensor:
+    """Whole numbers of any container or dtype, as int64."""
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values)  # torch takes no negative strides
+        if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+            raise UsageError(f"{name} must be {meaning} within int64, found {values.max()}.")
+    try:
+        integers = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} must be {meaning} (int64), found {_describe(values)}: {error}.") from error
+    if integers.numel() == 0:  # an empty list has no dtype
+        return integers.to(torch.int64)
+    if integers.is_floating_point() or integers.is_complex() or integers.dtype == torch.bool:
+        raise UsageError(f"{name} must be {meaning} (int64), found dtype {integers.dtype}.")
+    return integers.to(torch.int64)
 
 
 def _describe(value: object) -> str:

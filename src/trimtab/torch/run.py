@@ -36,6 +36,7 @@ from trimtab.torch.gradients import (
 from trimtab.torch.losses import Per, RowLosses, reduce_to_rows
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import records_here
+from trimtab.torch.settings import check_guard, check_max_grad_norm, whole_number
 from trimtab.torch.skip import anchored_zero, statistics_buffers
 from trimtab.torch.transfer import to_host
 from trimtab.torch.window import WindowTotals
@@ -99,16 +100,11 @@ class Run:
         """
         if switched_off():
             guard, record = None, False
-        if not isinstance(accumulation, int) or isinstance(accumulation, bool) or accumulation < 1:
-            raise UsageError(
-                f"accumulation must be a whole number of micro-batches, at least 1, found {accumulation!r}."
-            )
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise UsageError(f"max_grad_norm must be positive, found {max_grad_norm!r}: None does not clip.")
+        accumulation = whole_number(accumulation, name="accumulation", unit="micro-batches")
+        max_grad_norm = check_max_grad_norm(max_grad_norm)
         if normalize not in ("micro", "window"):
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
-        if guard is not None and guard.enabled and model is None:
-            raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
+        check_guard(guard, model=model)
         record = records_here(guard, record=record)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
@@ -127,7 +123,8 @@ class Run:
         self._max_grad_norm = max_grad_norm
         self._normalize = normalize
         self._divisor: float | None = None
-        self._announced_tokens: float | None = None
+        self._announced_tokens: int | None = None
+        self._aux_divisor = accumulation
         self._totals = WindowTotals()
         self._anchored: list[nn.Parameter] = []
         if self._core.guard is not None:
@@ -142,19 +139,23 @@ class Run:
 
     # Once a micro-batch.
 
-    def begin_window(self, num_tokens: int) -> None:
-        """Announces the supervised tokens of the window that begins, so that `aux` can be weighed under "window".
+    def begin_window(self, num_tokens: int, *, num_micros: int | None = None) -> None:
+        """Announces the window that begins, so that `aux` can be weighed under `normalize="window"`.
+
+        Args:
+            num_tokens: Supervised tokens of the whole window.
+            num_micros: Its micro-batches, by which `aux` is divided; None: `accumulation`.
 
         Raises:
-            UsageError: If a window is open already or the count is not positive.
+            UsageError: If a window is open already or a count is not positive.
         """
         if self._core.window.num_micros:
             raise UsageError(
                 f"begin_window came after micro-batch {self._core.window.num_micros} of the window: call it first."
             )
-        if num_tokens < 1:
-            raise UsageError(f"begin_window needs the window's supervised tokens, at least 1, found {num_tokens!r}.")
-        self._announced_tokens = float(num_tokens)
+        self._announced_tokens = whole_number(num_tokens, name="num_tokens", unit="supervised tokens")
+        if num_micros is not None:
+            self._aux_divisor = whole_number(num_micros, name="num_micros", unit="micro-batches")
 
     def micro_batch(
         self,
@@ -176,8 +177,8 @@ class Run:
             per: "token" or "sample"; token for 2-d losses, required for 1-d ones.
             mask: Which entries are supervised, in the shape of `losses`. None: all.
             tokens: (N,) supervised tokens behind each loss of `per="sample"`; default 1.
-            aux: 0-d, further loss terms of this micro-batch (router z, load balance): added divided by `accumulation`,
-                and left out with the micro-batch when it is skipped.
+            aux: 0-d, further loss terms of this micro-batch (router z, load balance): added divided by `accumulation`
+                (or by the `num_micros` of `begin_window`), and left out with the micro-batch when it is skipped.
 
         Returns:
             A 0-d tensor. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it is for backward
@@ -192,8 +193,9 @@ class Run:
                 f"The window of step {self._core.step} is complete ({self._accumulation} micro-batches): call "
                 "run.step() when run.window_complete is True, before the next micro_batch."
             )
-        if aux is not None and aux.dim() != 0:
-            raise UsageError(f"aux must be a 0-d tensor, found shape {tuple(aux.shape)}: sum its terms first.")
+        if aux is not None and (not isinstance(aux, torch.Tensor) or aux.dim() != 0):
+            found = f"shape {tuple(aux.shape)}" if isinstance(aux, torch.Tensor) else type(aux).__name__
+            raise UsageError(f"aux must be a 0-d tensor, found {found}: sum its terms first.")
         if aux is not None and self._normalize == "window" and self._announced_tokens is None:
             raise UsageError(
                 'aux under normalize="window" has no scale until the window\'s tokens are known: call '
@@ -222,7 +224,7 @@ class Run:
             mean = reduced.loss_sum / num_tokens.clamp(min=1)
             totals.loss = totals.loss + mean.detach()
             loss = mean / self._accumulation
-        return loss if aux is None else loss + aux / self._accumulation
+        return loss if aux is None else loss + aux / self._aux_divisor
 
     @property
     def window_complete(self) -> bool:
@@ -258,25 +260,28 @@ class Run:
         if scaler is not None:
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
         self._lift_anchor()
+        parameters = self._parameters()
         reason = core.drop_reason()
         norm: torch.Tensor | None = None
         if reason is None:
-            self._rescale()
+            self._rescale(parameters)
             if self._max_grad_norm is not None or core.guard is not None:
-                norm = total_norm(self._parameters())
+                norm = total_norm(parameters)
             # A scaler looks for itself, and halves its scale.
             if core.guard is not None and scaler is None and norm is not None and not math.isfinite(float(norm)):
                 reason = self._nonfinite_norm(norm)
         if reason is None:
             if norm is not None and self._max_grad_norm is not None:
-                clip_gradients(self._parameters(), max_norm=self._max_grad_norm, norm=norm)
+                clip_gradients(parameters, max_norm=self._max_grad_norm, norm=norm)
             reason = take_step(optimizer, scaler=scaler, scale_before=loss_scale)
         else:
-            drop_gradients(self._parameters())
+            drop_gradients(parameters)
             if scaler is not None:
                 scaler.update()
         optimizer.zero_grad(set_to_none=True)
         lr, loss = optimizer.param_groups[0]["lr"], self._reported_loss()
+        if isinstance(lr, torch.Tensor):  # a scheduler changes it in place
+            lr = lr.detach().clone()
         outcome = StepOutcome(
             reason,
             grad_norm=norm,
@@ -295,7 +300,7 @@ class Run:
             clipped=self._clipped(norm),
             loss_scale=loss_scale,
         )
-        self._totals, self._announced_tokens = WindowTotals(), None
+        self._totals, self._announced_tokens, self._aux_divisor = WindowTotals(), None, self._accumulation
         return outcome
 
     # Beside the steps.
@@ -381,7 +386,7 @@ class Run:
 
     def _window_divisor(self, losses: torch.Tensor) -> float:
         if self._announced_tokens is not None:
-            return self._announced_tokens
+            return float(self._announced_tokens)
         if self._divisor is None:
             # Any fixed number does: step() puts the scale right. This one keeps the loss near a mean.
             self._divisor = float(losses.numel() * self._accumulation)
@@ -391,7 +396,7 @@ class Run:
     def _removed(self) -> bool:
         return self._core.config is not None and self._core.config.skipped_tokens == "removed"
 
-    def _rescale(self) -> None:
+    def _rescale(self, parameters: list[nn.Parameter]) -> None:
         """Multiplies the gradients by what the window turned out to hold."""
         factor: float | torch.Tensor
         if self._normalize == "window":
@@ -404,7 +409,7 @@ class Run:
             )
             if factor == 1.0:
                 return
-        scale_gradients(self._parameters(), factor)
+        scale_gradients(parameters, factor)
 
     def _clipped(self, norm: torch.Tensor | None) -> Any:
         if norm is None or self._max_grad_norm is None:
@@ -430,7 +435,10 @@ class Run:
         return self._totals.reported_micro_loss(self._core.window, removed=self._removed)
 
     def _parameters(self) -> list[nn.Parameter]:
-        if self._model is not None:
-            return list(self._model.parameters())
-        assert self._optimizer is not None, "checked by step()"
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        """The model's parameters, and those that only the optimizer knows."""
+        parameters = list(self._model.parameters()) if self._model is not None else []
+        if self._optimizer is None:
+            return parameters
+        known = set(map(id, parameters))
+        in_groups = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return parameters + [parameter for parameter in in_groups if id(parameter) not in known]

@@ -25,7 +25,9 @@ def anchored_zero(parameters: Iterable[nn.Parameter], *, like: torch.Tensor) -> 
     """
     zero = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
     for parameter in parameters:
-        if parameter.requires_grad:
+        # Dense zeros on a sparse gradient would make it dense, which its optimizer refuses.
+        is_sparse = parameter.grad is not None and parameter.grad.is_sparse
+        if parameter.requires_grad and not is_sparse:
             zero = zero + parameter.flatten()[:0].sum().to(device=like.device, dtype=like.dtype)
     return zero
 

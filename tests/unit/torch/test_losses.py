@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,13 @@ def test_half_precision_losses_are_summed_in_float32():
     assert reduced.loss_sum.item() == 4096.0
 
 
+def test_rows_may_come_in_any_container_of_integers():
+    losses = torch.ones(3)
+    for rows in ([1, 2, 3], np.array([3, 2, 1])[::-1], np.array([1, 2, 3], np.uint64), torch.tensor([1, 2, 3]).int()):
+        assert reduce_to_rows(losses, rows=rows, per="sample").rows.tolist() == [1, 2, 3]
+    assert reduce_to_rows(torch.ones(0), rows=[], per="sample").rows.tolist() == []
+
+
 TWO = torch.ones(2, 3)
 
 
@@ -84,14 +92,20 @@ TWO = torch.ones(2, 3)
         (dict(losses=TWO, rows=[0, 1], per="sample"), r'per="sample" goes with 1-d losses'),
         (dict(losses=TWO, rows=[0, 1], per="row"), r'per must be "token" or "sample", found \'row\''),
         (dict(losses=TWO, rows=[0, 1, 2]), r"rows has shape \(3,\), expected \(2,\) or \(2, 3\)"),
-        (dict(losses=TWO, rows=[0.0, 1.0]), r"rows must be integer dataset rows"),
+        (dict(losses=TWO, rows=[0.0, 1.0]), r"rows must be dataset rows \(int64\), found dtype torch.float32"),
         (dict(losses=TWO, rows=[True, False]), r"found dtype torch.bool"),
-        (dict(losses=TWO, rows=["a", "b"]), r"rows must be integers"),
-        (dict(losses=TWO, rows=None), r"rows must be integers"),
+        (dict(losses=TWO, rows=["a", "b"]), r"rows must be dataset rows \(int64\), found list"),
+        (dict(losses=TWO, rows=None), r"rows must be dataset rows \(int64\), found NoneType"),
+        (dict(losses=TWO, rows=[2**63, 1]), r"rows must be dataset rows \(int64\), found list: .*[Oo]verflow"),
+        (dict(losses=TWO, rows=np.array([2**63, 1], np.uint64)), r"within int64, found 9223372036854775808"),
         (dict(losses=TWO, rows=[0, 1], mask=torch.ones(2, dtype=torch.bool)), r"mask has shape \(2,\)"),
         (dict(losses=TWO, rows=[0, 1], mask=torch.ones(2, 3)), r"mask must be a bool or integer tensor"),
         (dict(losses=TWO, rows=[0, 1], tokens=[1, 1]), r'tokens= goes with per="sample"'),
-        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[1]), r"tokens must be integer counts"),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[1]), r"tokens has shape \(1,\), expected"),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=["a", "b"]), r"tokens must be counts"),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[1.0, 1.0]), r"found dtype torch.float32"),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[-5, 10]), r"found -5 to 10"),
+        (dict(losses=torch.ones(2), rows=[0, 1], per="sample", tokens=[2**31, 10]), r"found 10 to 2147483648"),
         (dict(losses=torch.ones(2, dtype=torch.int64), rows=[0, 1], per="token"), r"floating-point tensor"),
         (dict(losses=[1.0], rows=[0]), r"floating-point tensor, found list"),
     ],

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -465,6 +466,114 @@ def test_a_recorder_that_fails_says_one_line_and_the_run_carries_on(tmp_path, ca
     assert_bit_equal(ours, plain_loop(batches))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_buffer_that_the_loop_fills_anew_does_not_change_what_was_recorded(tmp_path, kind):
+    rows = np.zeros(2, np.int64) if kind == "numpy" else torch.zeros(2, dtype=torch.int64)
+    losses = torch.zeros(2)
+    facts = {"list": [1]}
+    with Run(tmp_path) as run:
+        for i in range(20):
+            rows[0], rows[1] = i, 1000 + i
+            losses.fill_(float(i))
+            run.micro_batch(losses, per="sample", rows=rows)
+            run._core.end_step()
+        run.event("note", **facts)
+        facts["list"].append(2)
+        losses.fill_(-1.0)
+
+    log = trimtab.open_log(run.folder)
+    recorded = log.rows().numpy()
+    assert recorded["row"].tolist() == [row for i in range(20) for row in (i, 1000 + i)]
+    assert recorded["loss_sum"].tolist() == [float(i) for i in range(20) for _ in range(2)]
+    assert next(event for event in log.event_list() if event.kind == "note").facts == {"list": [1]}
+
+
+def test_a_learning_rate_that_is_a_tensor_is_recorded_as_it_was(tmp_path):
+    model = make_model()
+    optim = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    outcomes = []
+    with Run(tmp_path, model=model, optimizer=optim) as run:
+        for batch in make_batches(3):
+            run.micro_batch(token_losses(model, batch), rows=batch["row_id"]).backward()
+            outcomes.append(run.step())
+            optim.param_groups[0]["lr"].mul_(0.5)
+
+    expected = pytest.approx([0.1, 0.05, 0.025], rel=1e-6)
+    assert [outcome.lr for outcome in outcomes] == expected
+    assert trimtab.open_log(run.folder).steps().numpy()["lr"].tolist() == expected
+
+
+def test_a_short_window_may_say_so_and_its_aux_terms_are_weighed_by_it(tmp_path):
+    model = make_model()
+    router = nn.Parameter(torch.ones((), dtype=torch.float64))
+    optim = torch.optim.SGD([*model.parameters(), router], lr=0.0)
+    run = Run(tmp_path, model=model, optimizer=optim, accumulation=4, normalize="window")
+    seen = []
+    optim.register_step_pre_hook(lambda *_: seen.append(router.grad.item()))
+    batch = make_batches(1)[0]
+
+    run.begin_window(12, num_micros=1)
+    run.micro_batch(token_losses(model, batch), rows=batch["row_id"], aux=router * 3.0).backward()
+    run.step()
+    run.close()
+
+    assert seen == [3.0]
+
+
+def test_parameters_that_only_the_optimizer_knows_are_scaled_and_dropped_too(tmp_path):
+    model = make_model()
+    loose = nn.Parameter(torch.ones((), dtype=torch.float64))
+    optim = torch.optim.SGD([*model.parameters(), loose], lr=1.0)
+    run = Run(tmp_path, model=model, optimizer=optim, accumulation=4, guard=GuardConfig(rule="robust"))
+    batch = make_batches(1)[0]
+
+    # a short window is an update of full size
+    (run.micro_batch(token_losses(model, batch), rows=batch["row_id"]) + loose * 0.5 / 4).backward()
+    run.step()
+    assert loose.item() == 0.5
+    # and a dropped one moves nothing
+    (run.micro_batch(token_losses(model, batch, "nan"), rows=batch["row_id"]) + loose * 0.5 / 4).backward()
+    run.step()
+    run.close()
+    assert loose.item() == 0.5
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_sparse_gradients_are_skipped_measured_and_clipped(tmp_path, clip):
+    def loop(run=None, left_out=()):
+        torch.manual_seed(0)
+        model = nn.Embedding(8, 4, sparse=True).double()
+        optim = torch.optim.SGD(model.parameters(), lr=0.1)
+        if run is not None:
+            run = Run(tmp_path, model=model, optimizer=optim, accumulation=2, max_grad_norm=clip,
+                      guard=GuardConfig(rule="robust"))  # fmt: skip
+        outcomes = []
+        for i in range(6):
+            losses = (model(torch.tensor([i, i + 1])) ** 2).sum(1)
+            if run is not None:
+                bad = math.nan if i in left_out else 1.0
+                run.micro_batch(losses * bad, per="sample", rows=[i, i + 1]).backward()
+                if run.window_complete:
+                    outcomes.append(run.step())
+                continue
+            if i not in left_out:
+                (losses.mean() / 2).backward()
+            if i % 2:
+                grad = model.weight.grad.to_dense()
+                coefficient = 1.0 if clip is None else min(1.0, clip / (grad.norm().item() + 1e-6))
+                model.weight.data -= 0.1 * coefficient * grad
+                model.weight.grad = None
+        if run is not None:
+            run.close()
+        return model.weight.detach(), outcomes
+
+    ours, outcomes = loop(run=True, left_out={3})
+    oracle, _ = loop(left_out={3})
+
+    assert [outcome.num_skipped_micros for outcome in outcomes] == [0, 1, 0]
+    assert torch.allclose(ours, oracle, rtol=0, atol=1e-12)
+
+
 def test_record_false_leaves_no_folder_and_no_thread(tmp_path):
     import threading
 
@@ -546,10 +655,22 @@ def test_wrong_calls_are_refused_with_what_to_do(tmp_path):
 
     with pytest.raises(UsageError, match="model="):
         Run(tmp_path, guard=GuardConfig(rule="robust"))
-    with pytest.raises(UsageError, match="accumulation must be a whole number"):
-        Run(tmp_path, accumulation=0)
-    with pytest.raises(UsageError, match="max_grad_norm must be positive"):
-        Run(tmp_path, max_grad_norm=0.0)
+    for wrong in (0, 1.5, "2", True):
+        with pytest.raises(UsageError, match="accumulation must be a whole number"):
+            Run(tmp_path, accumulation=wrong)
+    for wrong in ("robust", {"rule": "robust"}, trimtab.LossGuard(rule="robust")):
+        with pytest.raises(UsageError, match=r"guard must be a trimtab\.GuardConfig"):
+            Run(tmp_path, model=model, guard=wrong)
+    for wrong in (3.5, True, math.nan, "3", 0):
+        with pytest.raises(UsageError, match="num_tokens must be a whole number"):
+            Run(tmp_path).begin_window(wrong)
+    with pytest.raises(UsageError, match="aux must be a 0-d tensor, found float"):
+        Run(tmp_path).micro_batch(losses, rows=batch["row_id"], aux=0.5)
+    with pytest.raises(UsageError, match="run_id must be text"):
+        Run(tmp_path, run_id=5)
+    for wrong in (0.0, -1, math.nan, "1", True):
+        with pytest.raises(UsageError, match="max_grad_norm must be a positive number"):
+            Run(tmp_path, max_grad_norm=wrong)
     with pytest.raises(UsageError, match="normalize must be"):
         Run(tmp_path, normalize="batch")
     with pytest.raises(UsageError, match="run_id"):

@@ -1,0 +1,59 @@
+"""Settings of a run that make no sense are refused before anything is made, with what was found."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import SupportsIndex
+
+from torch import nn
+
+from trimtab.errors import UsageError
+from trimtab.guard import GuardConfig
+
+
+def whole_number(value: SupportsIndex, *, name: str, unit: str) -> int:
+    """`value` as a whole number of at least 1.
+
+    Args:
+        value: What the user gave; any integer type, no bool.
+        name: The setting, as the user wrote it.
+        unit: What it counts, for the message.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"{name} must be a whole number of {unit}, at least 1, found {value!r}.")
+    return number
+
+
+def check_max_grad_norm(value: float | None) -> float | None:
+    """The norm to clip to; None does not clip, infinity measures only. `UsageError` for anything else."""
+    if value is None:
+        return None
+    try:
+        norm = float(value)
+    except (TypeError, ValueError, OverflowError):
+        norm = math.nan
+    if isinstance(value, (bool, str)) or not norm > 0:
+        raise UsageError(
+            f"max_grad_norm must be a positive number, found {value!r}: None does not clip, math.inf measures only."
+        )
+    return norm
+
+
+def check_guard(guard: object, *, model: nn.Module | None) -> None:
+    """Refuses what is no `GuardConfig`, and a guard without the model on whose parameters it acts."""
+    if guard is None:
+        return
+    if not isinstance(guard, GuardConfig):
+        raise UsageError(
+            f'guard must be a trimtab.GuardConfig, found {type(guard).__name__}, for example GuardConfig(rule="robust").'
+        )
+    if guard.enabled and model is None:
+        raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
