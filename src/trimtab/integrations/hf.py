@@ -283,7 +283,7 @@ class TrainerRun(Run):
         if self._reason is not None:
             accelerator.unscale_gradients()  # a scaler, if there is one, wants to have seen something
             return
-        if self._removed and core.window.num_skipped_micros:
+        if core.guard.config.skipped_tokens == "removed" and core.window.num_skipped_micros:
             self._remove_skipped(parameters)
         if accelerator.scaler is not None:  # a scaler looks for itself, and halves its scale
             return
@@ -306,7 +306,8 @@ class TrainerRun(Run):
         self._lift_anchor()
         scaler = self._trainer.accelerator.scaler
         self._loss_scale = scaler.get_scale() if scaler is not None else None
-        self._lr = self._trainer.optimizer.param_groups[0]["lr"]
+        lr = self._trainer.optimizer.param_groups[0]["lr"]
+        self._lr = lr.detach().clone() if isinstance(lr, torch.Tensor) else lr  # a scheduler changes it in place
         if self._reason is not None:
             drop_gradients(self._parameters())
 

@@ -29,6 +29,7 @@ class RowLosses(NamedTuple):
         row_loss_sums: (R,) detached sums.
         row_num_tokens: (R,) int64 counts.
         packed: The R entries are tokens of packed sequences, to be summed per row by the recorder.
+        num_entries: Losses that were handed over, supervised or not.
     """
 
     loss_sum: torch.Tensor
@@ -37,6 +38,7 @@ class RowLosses(NamedTuple):
     row_loss_sums: torch.Tensor
     row_num_tokens: torch.Tensor
     packed: bool
+    num_entries: int
 
     def first_nonfinite_row(self) -> int | None:
         """The first row whose loss is not finite; None if there is none. Waits for the device."""
@@ -113,6 +115,7 @@ def reduce_to_rows(
         row_loss_sums=detached.flatten().clone(),
         row_num_tokens=counts.flatten(),
         packed=packed,
+        num_entries=losses.numel(),
     )
 
 

@@ -39,7 +39,7 @@ from trimtab.torch.ranks import records_here
 from trimtab.torch.settings import check_guard, check_max_grad_norm, whole_number
 from trimtab.torch.skip import anchored_zero, statistics_buffers
 from trimtab.torch.transfer import to_host
-from trimtab.torch.window import WindowTotals
+from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader, StepReason, Verdict
 
 __all__ = ["Run", "StepOutcome"]
@@ -121,11 +121,8 @@ class Run:
         self._optimizer = optimizer
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
-        self._normalize = normalize
-        self._divisor: float | None = None
-        self._announced_tokens: int | None = None
-        self._aux_divisor = accumulation
-        self._totals = WindowTotals()
+        removed = guard is not None and guard.skipped_tokens == "removed"
+        self._mean = WindowMean(normalize=normalize, accumulation=accumulation, removed=removed)
         self._anchored: list[nn.Parameter] = []
         if self._core.guard is not None:
             assert model is not None, "checked above"
@@ -153,9 +150,10 @@ class Run:
             raise UsageError(
                 f"begin_window came after micro-batch {self._core.window.num_micros} of the window: call it first."
             )
-        self._announced_tokens = whole_number(num_tokens, name="num_tokens", unit="supervised tokens")
+        num_tokens = whole_number(num_tokens, name="num_tokens", unit="supervised tokens")
         if num_micros is not None:
-            self._aux_divisor = whole_number(num_micros, name="num_micros", unit="micro-batches")
+            num_micros = whole_number(num_micros, name="num_micros", unit="micro-batches")
+        self._mean.announce(num_tokens=num_tokens, num_micros=num_micros)
 
     def micro_batch(
         self,
@@ -193,14 +191,7 @@ class Run:
                 f"The window of step {self._core.step} is complete ({self._accumulation} micro-batches): call "
                 "run.step() when run.window_complete is True, before the next micro_batch."
             )
-        if aux is not None and (not isinstance(aux, torch.Tensor) or aux.dim() != 0):
-            found = f"shape {tuple(aux.shape)}" if isinstance(aux, torch.Tensor) else type(aux).__name__
-            raise UsageError(f"aux must be a 0-d tensor, found {found}: sum its terms first.")
-        if aux is not None and self._normalize == "window" and self._announced_tokens is None:
-            raise UsageError(
-                'aux under normalize="window" has no scale until the window\'s tokens are known: call '
-                "run.begin_window(num_tokens) before the first micro_batch of the window."
-            )
+        self._mean.check_aux(aux)
         self._lift_anchor()
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
         verdict = self._judge(reduced, aux)
@@ -211,20 +202,10 @@ class Run:
             verdict=verdict,
             packed=reduced.packed,
         )
-        totals, num_tokens = self._totals, reduced.num_tokens
-        totals.num_tokens = totals.num_tokens + num_tokens
         if verdict is not None and not verdict.keep:
-            assert self._model is not None, "checked when the run was made"
+            self._mean.skip(reduced)
             return self._left_out(reduced.loss_sum)
-        totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
-        if self._normalize == "window":
-            loss = reduced.loss_sum / self._window_divisor(losses)
-            totals.loss = totals.loss + reduced.loss_sum.detach()
-        else:
-            mean = reduced.loss_sum / num_tokens.clamp(min=1)
-            totals.loss = totals.loss + mean.detach()
-            loss = mean / self._accumulation
-        return loss if aux is None else loss + aux / self._aux_divisor
+        return self._mean.keep(reduced, aux)
 
     @property
     def window_complete(self) -> bool:
@@ -264,7 +245,9 @@ class Run:
         reason = core.drop_reason()
         norm: torch.Tensor | None = None
         if reason is None:
-            self._rescale(parameters)
+            factor = self._mean.factor(window)
+            if factor is not None:
+                scale_gradients(parameters, factor)
             if self._max_grad_norm is not None or core.guard is not None:
                 norm = total_norm(parameters)
             # A scaler looks for itself, and halves its scale.
@@ -279,7 +262,7 @@ class Run:
             if scaler is not None:
                 scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        lr, loss = optimizer.param_groups[0]["lr"], self._reported_loss()
+        lr, loss = optimizer.param_groups[0]["lr"], self._mean.reported_loss(window)
         if isinstance(lr, torch.Tensor):  # a scheduler changes it in place
             lr = lr.detach().clone()
         outcome = StepOutcome(
@@ -287,20 +270,20 @@ class Run:
             grad_norm=norm,
             lr=lr,
             loss=loss,
-            num_tokens=self._totals.num_tokens,
+            num_tokens=self._mean.totals.num_tokens,
             num_skipped_micros=window.num_skipped_micros,
             num_skipped_tokens=window.num_skipped_tokens,
         )
         core.end_step(
             reason,
             loss=to_host(loss),
-            num_tokens=to_host(self._totals.num_tokens),
+            num_tokens=to_host(self._mean.totals.num_tokens),
             grad_norm=to_host(norm) if norm is not None else None,
             lr=to_host(lr) if isinstance(lr, torch.Tensor) else lr,
             clipped=self._clipped(norm),
             loss_scale=loss_scale,
         )
-        self._totals, self._announced_tokens, self._aux_divisor = WindowTotals(), None, self._accumulation
+        self._mean.begin()
         return outcome
 
     # Beside the steps.
@@ -315,7 +298,7 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides, as plain values: run id, step, guard history. Put it into every checkpoint."""
-        return {**self._core.state_dict(), "divisor": self._divisor}
+        return {**self._core.state_dict(), "divisor": self._mean.divisor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the run of the checkpoint as its next attempt; call it before the first `micro_batch`.
@@ -325,7 +308,7 @@ class Run:
         """
         self._core.load_state_dict(state)
         divisor = state.get("divisor")
-        self._divisor = float(divisor) if divisor is not None else None
+        self._mean.divisor = float(divisor) if divisor is not None else None
 
     @property
     def run_id(self) -> str | None:
@@ -384,33 +367,6 @@ class Run:
             first_nonfinite_row=reduced.first_nonfinite_row,
         )
 
-    def _window_divisor(self, losses: torch.Tensor) -> float:
-        if self._announced_tokens is not None:
-            return float(self._announced_tokens)
-        if self._divisor is None:
-            # Any fixed number does: step() puts the scale right. This one keeps the loss near a mean.
-            self._divisor = float(losses.numel() * self._accumulation)
-        return self._divisor
-
-    @property
-    def _removed(self) -> bool:
-        return self._core.config is not None and self._core.config.skipped_tokens == "removed"
-
-    def _rescale(self, parameters: list[nn.Parameter]) -> None:
-        """Multiplies the gradients by what the window turned out to hold."""
-        factor: float | torch.Tensor
-        if self._normalize == "window":
-            divisor = self._announced_tokens if self._announced_tokens is not None else self._divisor
-            assert divisor is not None, "a micro-batch was kept, so the divisor is known"
-            factor = self._totals.token_factor(divisor=divisor, removed=self._removed)
-        else:
-            factor = self._totals.micro_factor(
-                self._core.window, accumulation=self._accumulation, removed=self._removed
-            )
-            if factor == 1.0:
-                return
-        scale_gradients(parameters, factor)
-
     def _clipped(self, norm: torch.Tensor | None) -> Any:
         if norm is None or self._max_grad_norm is None:
             return None
@@ -428,11 +384,6 @@ class Run:
             cause=f"nonfinite norm {id(self)}",
         )
         return "nonfinite_norm"
-
-    def _reported_loss(self) -> torch.Tensor:
-        if self._normalize == "window":
-            return self._totals.reported_token_loss(removed=self._removed)
-        return self._totals.reported_micro_loss(self._core.window, removed=self._removed)
 
     def _parameters(self) -> list[nn.Parameter]:
         """The model's parameters, and those that only the optimizer knows."""

@@ -53,7 +53,7 @@ def check_guard(guard: object, *, model: nn.Module | None) -> None:
         return
     if not isinstance(guard, GuardConfig):
         raise UsageError(
-            f'guard must be a trimtab.GuardConfig, found {type(guard).__name__}, for example GuardConfig(rule="robust").'
+            f'guard must be a trimtab.GuardConfig, found {type(guard).__name__}, such as GuardConfig(rule="robust").'
         )
     if guard.enabled and model is None:
         raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
