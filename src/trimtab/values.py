@@ -29,6 +29,9 @@ VERDICT_REASONS: Final = (
 STEP_REASONS: Final = ("stepped", "all_skipped", "no_tokens", "nonfinite_norm", "scaler_overflow", "dropped")
 """What became of an optimizer step. The log stores the index into this tuple."""
 
+_FLOAT32_INFINITE: Final = float.fromhex("0x1.ffffffp+127")
+"""From here on the nearest float32 is infinite; the rules judge float32."""
+
 VerdictReason = Literal[
     "off", "no_tokens", "nonfinite", "warmup", "baseline_not_positive", "rebaselined", "spike", "normal"
 ]
@@ -179,7 +182,7 @@ class Spike:
         step: Where it peaks.
         first: First step of the stretch.
         last: Last step of the stretch.
-        num_steps: Measured steps in it.
+        num_steps: Measured steps in it that are out of line.
         kind: What kind of finding.
         signal: Which series showed it.
         severity: "critical" (not finite), "warning" (a loss spike), "notice" (a gradient-norm spike).
@@ -189,7 +192,8 @@ class Spike:
         baseline: Median of the window before it; None while there is none.
         score: Distance from the baseline in robust scales; None under `median` and for non-finite values.
         row: The row that leads the peak step's row table; None where it was not looked up or no rows are known.
-        row_share: That row's share of the step's loss, 0..1; None likewise.
+        row_share: That row's share of the step's loss, 0..1; None likewise, and where the step's rows have no shares.
+        is_only_row: Whether no other row of the peak step has supervised tokens: then the share says nothing.
     """
 
     step: int
@@ -206,6 +210,7 @@ class Spike:
     score: float | None
     row: int | None = None
     row_share: float | None = None
+    is_only_row: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -245,7 +250,7 @@ class RowShare:
         loss: Its mean loss over supervised tokens; NaN or infinite as recorded; None without supervised tokens.
         tokens: Its supervised tokens.
         share: Its loss sum over the step's loss sum, 0..1; 0.0 for a row that is not finite; None where the step's
-            loss sum is not positive.
+            losses do not add up to more than 0, or have different signs.
         excess: Its loss minus its own usual loss (its other occurrences in the run) or the run's level before the
             step; None where neither is known or the loss is not finite.
         repetition: How repetitive its data is, 0..1; None without the data.
@@ -265,8 +270,8 @@ class RowShare:
 
     @property
     def finite(self) -> bool:
-        """False for a row with supervised tokens whose loss is NaN or infinite."""
-        return self.loss is None or math.isfinite(self.loss)
+        """False for a row with supervised tokens whose loss is NaN, infinite, or infinite as a float32."""
+        return self.loss is None or abs(self.loss) < _FLOAT32_INFINITE
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `rewind --json`; non-finite numbers are strings."""

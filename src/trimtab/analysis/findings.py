@@ -9,16 +9,17 @@ used; no model, no data, no accelerator.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
-import numpy as np
-
-from trimtab.analysis.lookup import find_logs
+from trimtab.analysis import remarks
+from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
 from trimtab.analysis.series import StepSeries
-from trimtab.analysis.spikes import RULES, SpikeSearch, find_spikes
-from trimtab.analysis.steps import StepReading, read_steps
+from trimtab.analysis.spikes import check_rule, find_spikes
+from trimtab.analysis.steps import read_steps
 from trimtab.errors import LogError, UsageError
 from trimtab.log.reader import Log, open_log
 from trimtab.values import Findings, Spike, StepChoice
@@ -31,18 +32,18 @@ LEADING_ROWS = 20
 
 
 def rewind(
-    path_or_run: str | os.PathLike[str] | None = None,
+    path_or_run: str | os.PathLike[str] | RecordedRun | None = None,
     *,
     rule: str = "robust",
-    step: int | None = None,
-    top: int = 10,
+    step: SupportsIndex | None = None,
+    top: SupportsIndex = 10,
     progress: Callable[[int, int], None] | None = None,
 ) -> Findings:
     """Finds the spikes of a run and the dataset rows behind the worst one, from its log alone.
 
     Args:
-        path_or_run: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; None: the
-            newest run on this machine.
+        path_or_run: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; a run of
+            this process, as far as it is on disk; None: the newest run on this machine.
         rule: "robust" (median + 10 robust scales of the last 100 steps) or "median" (twice the median of the last 20).
         step: Step whose rows to list; None: the worst finding's, or that of a gradient norm which announced it.
         top: Rows listed at most.
@@ -53,26 +54,32 @@ def rewind(
 
     Raises:
         LogError: There is no log, it cannot be read, it holds no training step, or not the step asked for.
-        UsageError: A setting makes no sense.
+        UsageError: A setting makes no sense, or `path_or_run` is none of the above.
 
     Example:
         findings = trimtab.rewind("runs/a")
         for spike in findings.spikes:
             print(spike.step, spike.severity, spike.row)
     """
-    check_settings(rule=rule, top=top)
+    check_rule(rule)
+    wanted = None if step is None else _whole(step, name="step")
+    num_rows = _whole(top, name="top")
+    if num_rows < 1:
+        raise UsageError(f"top={num_rows} makes no sense: use a whole number of 1 or more.")
     found = find_logs(path_or_run)
     newest, *others = found.paths
     notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
-    return rewind_log(open_log(newest), rule=rule, step=step, top=top, notices=notices, progress=progress)
+    return rewind_log(open_log(newest), rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
 
 
-def check_settings(*, rule: str, top: int) -> None:
-    """Refuses settings that make no sense with `UsageError`."""
-    if rule not in RULES:
-        raise UsageError(f"rule={rule!r} is unknown: use one of {', '.join(RULES)}.")
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise UsageError(f"top={top!r} makes no sense: use a whole number of 1 or more.")
+def _whole(value: SupportsIndex, *, name: str) -> int:
+    """A setting as an int; numpy's integers are as good as any, a truth is no number."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise UsageError(f"{name}={value!r} is a {type(value).__name__}: use a whole number.")
 
 
 def rewind_log(
@@ -111,9 +118,9 @@ def rewind_log(
             "was off."
         )
     if step is not None and series.place(step) is None:
-        raise LogError(
-            f"{log.path}: step {step} is not in the log; it holds steps {series.step[0]} to {series.step[-1]}."
-        )
+        first, last = series.step[0], series.step[-1]
+        held = f"step {first} alone" if first == last else f"steps {first} to {last}"
+        raise LogError(f"{log.path}: step {step} is not in the log; it holds {held}.")
 
     search = find_spikes(series, rule=rule)
     shown, reason = _choose_step(search.spikes, asked=step)
@@ -139,9 +146,9 @@ def rewind_log(
         row_losses_known=_row_losses_known(table, series),
         notices=(
             *notices,
-            *_search_notices(search, rule=rule),
-            *_reading_notices(reading),
-            *_table_notices(table, shown=shown, has_rows=log.has_rows),
+            *remarks.on_search(search, rule=rule),
+            *remarks.on_reading(reading),
+            *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
             *log.notices(),
         ),
     )
@@ -175,50 +182,5 @@ def _with_leading_row(spike: Spike, table: StepRows | None) -> Spike:
     # A step of nothing but rows without supervised tokens has no leading row.
     if table is None or table.tokens[0] <= 0:
         return spike
-    return dataclasses.replace(spike, row=int(table.row[0]), row_share=table.share(0))
-
-
-def _search_notices(search: SpikeSearch, *, rule: str) -> list[str]:
-    if rule != "robust" or not search.num_median:
-        return []
-    if search.first_robust_step is None:
-        return [
-            f"all {search.num_median} measured steps were judged by the median rule: robust needs 20 steps behind it"
-        ]
-    return [
-        f"steps before {search.first_robust_step} were judged by the median rule: fewer than 20 steps lie behind them"
-    ]
-
-
-def _reading_notices(reading: StepReading) -> list[str]:
-    series, notices = reading.series, []
-    if reading.num_superseded:
-        first, last = reading.first_superseded, reading.last_superseded
-        notices.append(
-            f"{_count(reading.num_superseded, 'step')} between {first} and {last} left out: a later attempt of the run "
-            "went over them again"
-        )
-    num_empty = int(series.num_empty.sum())
-    if num_empty:
-        where = _count(int(np.count_nonzero(series.num_empty)), "step")
-        notices.append(f"{_count(num_empty, 'row record')} without supervised tokens, in {where}: they have no loss")
-    num_unmeasured = int(np.count_nonzero(~series.measured))
-    if num_unmeasured:
-        notices.append(f"{_count(num_unmeasured, 'step')} without a loss: skipped, and in no baseline")
-    return notices
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _table_notices(table: StepRows | None, *, shown: int | None, has_rows: bool) -> list[str]:
-    if not has_rows:
-        return ["the log holds no rows, only steps: no row can be named"]
-    if shown is None:
-        return []
-    if table is None:
-        return [f"no rows of step {shown} were recorded"]
-    if not table.total > 0 and table.num_nonfinite + table.num_empty < table.row.size:
-        return [f"the finite losses of step {shown} do not add up to more than 0: its rows have no shares"]
-    return []
+    is_only_row = table.row.size - table.num_empty == 1
+    return dataclasses.replace(spike, row=int(table.row[0]), row_share=table.share(0), is_only_row=is_only_row)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from trimtab import registry
-from trimtab.errors import LogError
+from trimtab.errors import LogError, UsageError
 from trimtab.log.folder import is_run_folder, run_folders
 from trimtab.registry import RegisteredRun
 
@@ -24,6 +25,15 @@ MAX_NAMED = 5
 
 MAX_QUOTED = 200
 """Characters of a name quoted in an error."""
+
+
+@runtime_checkable
+class RecordedRun(Protocol):
+    """A run of this process, as `attach` and `Run` give it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Its run folder; None while nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +49,21 @@ class FoundLogs:
     notices: tuple[str, ...] = ()
 
 
-def find_logs(name: str | os.PathLike[str] | None = None) -> FoundLogs:
+def find_logs(name: str | os.PathLike[str] | RecordedRun | None = None) -> FoundLogs:
     """Finds the logs behind a name.
 
     Args:
-        name: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; None: the newest
-            run that the registry knows.
+        name: A run folder, a folder that holds runs, a log file, a run id or its unique beginning; a run of this
+            process; None: the newest run that the registry knows.
 
     Raises:
         LogError: Nothing is there, or a beginning is ambiguous; says what was looked for, where, and what to do.
+        UsageError: It is no name at all.
     """
     if name is None:
         return _newest()
+    if not isinstance(name, str | os.PathLike):
+        return FoundLogs((_folder_of(name),))
     path = Path(name)
     # A name can be too long, or hold a NUL, for the system to look for it: then it is no path.
     if _exists(path):
@@ -69,6 +82,19 @@ def run_place(run: RegisteredRun) -> str | None:
     return next((str(place) for place in places if _exists(place)), None)
 
 
+def _folder_of(run: RecordedRun) -> str:
+    # Callers without a type checker hand over anything.
+    if not isinstance(run, RecordedRun):
+        found = type(run).__name__
+        raise UsageError(f"A log is named by a path, a run id or a run, found {found}: give the run's folder.")
+    if run.folder is None:
+        raise LogError(
+            "This run has no folder: nothing was recorded. Its first micro-batch or step makes one, unless recording is "
+            "off (record=False, or TRIMTAB=off)."
+        )
+    return str(run.folder)
+
+
 def _newest() -> FoundLogs:
     runs = registry.runs()
     if not runs:
@@ -78,12 +104,11 @@ def _newest() -> FoundLogs:
     for index, run in enumerate(runs):
         place = run_place(run)
         if place is not None:
-            gone = f"the newest {index} of the registered runs are gone from disk; this is the newest that is left"
+            newer = "the newest registered run is" if index == 1 else f"the newest {index} of the registered runs are"
+            gone = f"{newer} gone from disk; this is the newest that is left"
             return FoundLogs((place,), (gone,) if index else ())
-    raise LogError(
-        f"None of the {len(runs)} registered runs is on disk any more; the newest was at {runs[0].path}. "
-        "Name a run folder or a log file."
-    )
+    some = "The one registered run is not" if len(runs) == 1 else f"None of the {len(runs)} registered runs is"
+    raise LogError(f"{some} on disk any more; the newest was at {runs[0].path}. Name a run folder or a log file.")
 
 
 def _by_id(name: str) -> FoundLogs:

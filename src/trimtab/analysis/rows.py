@@ -15,13 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.analysis.series import StepSeries
+from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.log.columns import RowColumns
 from trimtab.log.reader import Log
 from trimtab.values import RowShare
 
 LEVEL_STEPS = 20
 """Measured finite steps whose median is the run's level, as in the median rule."""
+
+NEGLIGIBLE = 1e-3
+"""Part of a step's loss that may be below 0 while shares are still given: a cross-entropy in float32 comes out a hair
+below 0 where the model is certain, and must not cost the step its shares. Losses of both signs in earnest, as of a
+policy gradient, are no parts of a whole: 6 and -5 would be 600 % and -500 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ class StepRows:
         loss_sum: (R,) float64, over supervised tokens; NaN or infinite as recorded.
         tokens: (R,) int64 supervised tokens.
         rank: (R,) int32, the lowest that trained on the row.
+        finite: (R,) bool, whether float32 can hold the row's mean loss; True without supervised tokens.
         total: Sum of the finite loss sums.
+        shares_known: Whether the finite loss sums are parts of a whole: they add up to more than 0, and at most
+            NEGLIGIBLE of that is below 0.
     """
 
     step: int
@@ -44,12 +52,14 @@ class StepRows:
     loss_sum: NDArray[np.float64]
     tokens: NDArray[np.int64]
     rank: NDArray[np.int32]
+    finite: NDArray[np.bool_]
     total: float
+    shares_known: bool
 
     @property
     def num_nonfinite(self) -> int:
         """How many rows with supervised tokens are not finite; they stand first."""
-        return int(np.count_nonzero(~np.isfinite(self.loss_sum)))
+        return int(np.count_nonzero(~self.finite))
 
     @property
     def num_empty(self) -> int:
@@ -57,13 +67,15 @@ class StepRows:
         return int(np.count_nonzero(self.tokens <= 0))
 
     def share(self, index: int) -> float | None:
-        """Part of the step's loss that the row at `index` carries.
+        """Part of the step's loss that the row at `index` carries, 0..1.
 
-        0.0 for a row that is not finite or has no tokens; None where the step's finite loss sum is not positive.
+        0.0 for a row that is not finite or has no tokens; None where the step's shares are not known.
         """
-        if self.tokens[index] <= 0 or not np.isfinite(self.loss_sum[index]):
+        if self.tokens[index] <= 0 or not self.finite[index]:
             return 0.0
-        return float(self.loss_sum[index]) / self.total if self.total > 0 else None
+        if not self.shares_known:
+            return None
+        return min(1.0, max(0.0, float(self.loss_sum[index]) / self.total))
 
 
 def gather_rows(log: Log, *, series: StepSeries, steps: Iterable[int]) -> dict[int, StepRows]:
@@ -101,7 +113,7 @@ def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) ->
         loss = float(table.loss_sum[index]) / tokens if tokens > 0 else None
         expected = usual.get(row, level)
         excess = None
-        if loss is not None and np.isfinite(loss) and expected is not None:
+        if loss is not None and table.finite[index] and expected is not None:
             excess = loss - expected
         described.append(
             RowShare(
@@ -129,7 +141,9 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
     np.minimum.at(rank, index, records.rank)
     count = np.bincount(index, minlength=row.size)
 
-    finite = np.isfinite(loss_sum)
+    finite = is_finite(loss_sum / np.maximum(tokens, 1))
+    below = -float(np.minimum(loss_sum[finite], 0.0).sum())
+    total = float(loss_sum[finite].sum())
     order = np.lexsort((row, -np.where(finite, loss_sum, 0.0), finite, tokens <= 0))
     return StepRows(
         step=step,
@@ -138,7 +152,9 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
         loss_sum=loss_sum[order],
         tokens=tokens[order],
         rank=rank[order],
-        total=float(loss_sum[finite].sum()),
+        finite=finite[order],
+        total=total,
+        shares_known=total > 0 and below <= NEGLIGIBLE * total,
     )
 
 
@@ -148,8 +164,8 @@ def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step
     loss_sum, tokens = np.zeros(wanted.size), np.zeros(wanted.size, np.int64)
     for block in _blocks_with(log, wanted):
         counts = (block.attempt == series.attempts_of(block.step)) & (block.step != step)
-        counts &= (block.num_tokens > 0) & np.isfinite(block.loss_sum)
-        some = _pick(block, counts)
+        some = _pick(block, counts & (block.num_tokens > 0))
+        some = _pick(some, is_finite(some.loss_sum / some.num_tokens))
         index = np.searchsorted(wanted, some.row)
         np.add.at(loss_sum, index, some.loss_sum)
         np.add.at(tokens, index, some.num_tokens)
@@ -166,7 +182,7 @@ def _blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
 def _level(series: StepSeries, step: int) -> float | None:
     """Median loss of the measured finite steps before `step`; None where there are none."""
     before = series.loss[: int(np.searchsorted(series.step, step))]
-    usable = before[np.isfinite(before)][-LEVEL_STEPS:]
+    usable = before[is_finite(before)][-LEVEL_STEPS:]
     return float(np.median(usable)) if usable.size else None
 
 

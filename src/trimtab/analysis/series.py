@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+_INT64 = np.iinfo(np.int64)
+
 UNKNOWN_REASON = -1
 """`StepSeries.reason` where no step record says what became of the step."""
 
@@ -51,6 +53,8 @@ class StepSeries(NamedTuple):
 
     def place(self, step: int) -> int | None:
         """Index of `step` in the arrays; None where the series does not hold it."""
+        if not _INT64.min <= step <= _INT64.max:
+            return None
         index = int(np.searchsorted(self.step, step))
         return index if index < self.step.size and int(self.step[index]) == step else None
 
@@ -58,3 +62,10 @@ class StepSeries(NamedTuple):
         """The attempt that counts for each of `steps` (N,); 0 for a step that the series does not hold."""
         index = np.minimum(np.searchsorted(self.step, steps), self.step.size - 1)
         return np.where(self.step[index] == steps, self.attempt[index], np.int32(0))
+
+
+def is_finite(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each of `values` is a number that float32 can hold: the rules judge float32, where 1e39 is infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite: NDArray[np.bool_] = np.isfinite(values.astype(np.float32))
+    return finite

@@ -2,11 +2,14 @@
 
     log.steps.step_sums, step_lines -> superseded attempts left out -> StepSeries
 
-Invariant: each step of the result comes from exactly one attempt, the last one that reached it.
+Invariant: each step of the result comes from exactly one attempt, the last one that reached it: whose first step is
+not after it, and whose last is not before it. So an attempt that has only just begun hides nothing further on: not the
+spike that it was started for.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,9 +21,6 @@ from trimtab.log.reader import Log
 from trimtab.log.steps import StepLines, step_lines, step_sums
 from trimtab.values import STEP_REASONS
 
-NEVER = np.iinfo(np.int64).max
-"""A cut that no step reaches: no later attempt went over anything."""
-
 
 class StepReading(NamedTuple):
     """What one pass over a log gives.
@@ -30,12 +30,16 @@ class StepReading(NamedTuple):
         num_superseded: Steps left out because a later attempt of the run went over them again.
         first_superseded: First of them; None if there are none.
         last_superseded: Last of them; None likewise.
+        newest_attempt: The last attempt of the log; 0 for a log without steps.
+        not_reached: (N,) bool, parallel to the series: steps of an older attempt behind the last of the newest.
     """
 
     series: StepSeries
     num_superseded: int
     first_superseded: int | None
     last_superseded: int | None
+    newest_attempt: int
+    not_reached: NDArray[np.bool_]
 
 
 def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> StepReading:
@@ -52,10 +56,13 @@ def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> St
     kept = _not_superseded(lines)
     order = np.flatnonzero(kept)[np.argsort(lines.step[kept], kind="stable")]
     gone = lines.step[~kept]
+    step, attempt = lines.step[order], lines.attempt[order]
+    # Lines ascend by attempt, and by step inside one.
+    newest = int(lines.attempt[-1]) if lines.step.size else 0
     return StepReading(
         series=StepSeries(
-            step=lines.step[order],
-            attempt=lines.attempt[order],
+            step=step,
+            attempt=attempt,
             loss=lines.loss[order],
             tokens=lines.num_tokens[order],
             measured=lines.has_loss[order],
@@ -68,16 +75,41 @@ def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> St
         num_superseded=gone.size,
         first_superseded=int(gone.min()) if gone.size else None,
         last_superseded=int(gone.max()) if gone.size else None,
+        newest_attempt=newest,
+        not_reached=(attempt != newest) & (step > lines.step[-1:]),
     )
 
 
 def _not_superseded(lines: StepLines) -> NDArray[np.bool_]:
-    """Marks the steps that no later attempt went over again: those before the first step of every later one."""
-    # Lines ascend by attempt, and by step inside one.
+    """Marks the lines of the last attempt that reached their step."""
     starts = np.flatnonzero(np.diff(lines.attempt, prepend=lines.attempt[:1] - 1))
-    first = lines.step[starts]
-    cuts = np.full(first.size, NEVER)
-    cuts[:-1] = np.minimum.accumulate(first[::-1])[::-1][1:]
-    cut = np.repeat(cuts, np.diff(starts, append=lines.step.size))
-    kept: NDArray[np.bool_] = (lines.step < cut) | (cut == NEVER)
+    if starts.size < 2:
+        return np.ones(lines.step.size, np.bool_)
+    # Places among the distinct steps instead of the steps: these go up to the largest integer there is.
+    steps, place = np.unique(lines.step, return_inverse=True)
+    ends = np.append(starts[1:], lines.step.size)
+    owner = _last_to_reach(place[starts].tolist(), (place[ends - 1] + 1).tolist(), num_places=steps.size)
+    own = np.repeat(np.arange(starts.size), ends - starts)
+    kept: NDArray[np.bool_] = owner[place] == own
     return kept
+
+
+def _last_to_reach(firsts: list[int], ends: list[int], *, num_places: int) -> NDArray[np.int64]:
+    """For each place the last of the stretches [first, end) that holds it; -1 where none does.
+
+    One sweep over the stretches in the order of their first place, with those under way in a heap: a run can have
+    65,535 attempts.
+    """
+    edges = sorted({*firsts, *ends})
+    by_first = sorted(range(len(firsts)), key=firsts.__getitem__, reverse=True)
+    under_way: list[int] = []
+    owners = []
+    for edge in edges:
+        while by_first and firsts[by_first[-1]] == edge:
+            heapq.heappush(under_way, -by_first.pop())
+        while under_way and ends[-under_way[0]] <= edge:
+            heapq.heappop(under_way)
+        owners.append(-under_way[0] if under_way else -1)
+    whole = np.full(num_places, -1, np.int64)
+    whole[edges[0] : edges[-1]] = np.repeat(np.array(owners[:-1], np.int64), np.diff(edges))
+    return whole
