@@ -33,6 +33,9 @@ from trimtab.registry import register
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RunHeader, StepReason, StepRow, Verdict
 
 STATE_VERSION = 1
+SKIPS_SAID = 20
+"""Skips that a run says line by line: enough to see a pattern, few enough to leave the terminal readable."""
+
 _REASON_CODE = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
 _STEP_CODE = {reason: code for code, reason in enumerate(STEP_REASONS)}
 
@@ -122,6 +125,7 @@ class RunCore:
         self._recorder: Recorder | None = None
         self._folder: RunFolder | None = None
         self._last_step_ended: float | None = None
+        self._num_skips_said = 0
 
     # What the adapter asks.
 
@@ -176,6 +180,7 @@ class RunCore:
             where = f"row {row} of " if row is not None else ""
             self.guard.nonfinite_hint = f"first in {where}step {self.step}"
         if not verdict.keep:
+            self._say_skipped(verdict)
             self.window.num_skipped_micros += 1
             self.window.num_skipped_tokens += num_tokens
         return verdict
@@ -309,6 +314,18 @@ class RunCore:
                 self._run_id = saved_id
             elif self._record:
                 warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
+
+    def _say_skipped(self, verdict: Verdict) -> None:
+        self._num_skips_said += 1
+        if self._num_skips_said > SKIPS_SAID:
+            return
+        compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
+        last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
+        say(
+            "guard",
+            f"Guard skipped micro-batch {self.window.num_micros} of step {self.step}: {verdict.reason}, "
+            f"loss {verdict.loss:.4g}{compared}.{last}",
+        )
 
     # The recorder.
 

@@ -75,8 +75,9 @@ def test_what_is_installed_is_installed_again_only_when_pyproject_changed(fresh)
         assert make(fresh, "--question", f".venv/.installed-{name}").returncode == 1
 
 
-def test_ci_runs_the_checks_and_the_readmes_test_command(root):
+def test_ci_runs_the_readmes_test_command_which_checks_first(root):
     script = root / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if line.startswith("make ")]
-    assert commands == ["make check", "make test"]
+    assert commands == ["make test"]
+    assert re.search(r"^test: check\b", (root / "Makefile").read_text(), flags=re.MULTILINE)

@@ -1,5 +1,6 @@
 """The list of runs: found again, and never in the way."""
 
+import os
 import sqlite3
 import time
 from dataclasses import replace
@@ -151,3 +152,111 @@ def test_a_home_that_is_no_folder_is_no_error(tmp_path: Path, monkeypatch: pytes
     assert not registry.register(HEADER, "x")
     assert registry.runs() == []
     assert registry.find("a") == []
+
+
+def test_a_path_that_is_no_utf8_is_found_again_as_it_was(tmp_path: Path) -> None:
+    path = str(tmp_path / os.fsdecode(b"caf\xe9"))
+
+    assert registry.register(replace(HEADER, out=path), path)
+    assert registry.register(replace(HEADER, out=path, created=2.0), path)
+
+    assert [(run.path, run.out, run.created) for run in registry.runs()] == [(path, path, 2.0)]
+    assert registry.forget(path)
+    assert registry.runs() == []
+
+
+BAD_TEXTS = ["\ud800", "nu\0l", "x" * 100_000]
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS)
+def test_a_text_that_the_list_cannot_take_costs_its_entry_at_most(text: str) -> None:
+    add("good", created=1.0)
+
+    for name in ("run_id", "backend", "task", "experiment", "out"):
+        registry.register(replace(HEADER, **{name: text}), f"x/{name}")
+    registry.register(HEADER, text)
+    registry.forget(text)
+    registry.find(text)
+
+    assert "good" in [run.run_id for run in registry.runs()]
+
+
+@pytest.mark.parametrize("value", [b"bytes", 1.5, Path("p"), ["list"], 10**400, object()])
+def test_a_header_of_the_wrong_types_costs_its_entry_and_not_the_list(trimtab_home: Path, value: object) -> None:
+    add("good", created=1.0)
+
+    for name in ("run_id", "backend", "task", "experiment", "out", "created"):
+        registry.register(replace(HEADER, **{name: value}), f"x/{name}")
+    registry.register(replace(HEADER, created=float("nan")), "x")
+
+    assert "good" in [run.run_id for run in registry.runs()]
+    assert not (trimtab_home / "runs.sqlite.damaged").exists()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"run_id": b"blob"},
+        {"run_id": 5},
+        {"run_id": ""},
+        {"run_id": "../../climbs"},
+        {"path": b"blob"},
+        {"path": "nu\0l"},
+        {"path": "relative"},
+        {"backend": b"blob"},
+        {"backend": 1.5},
+        {"task": b"blob"},
+        {"created": "notanumber"},
+        {"created": b"blob"},
+        {"created": 9e999},
+        {"out": b"blob"},
+        {"out": 7},
+        {"experiment": b"blob"},
+    ],
+    ids=repr,
+)
+def test_an_entry_of_odd_types_is_left_out(trimtab_home: Path, entry: dict[str, object]) -> None:
+    # given a list that somebody else wrote into, untyped as SQLite is
+    add("good", created=1.0)
+    whole = {
+        "run_id": "odd", "path": "/x", "backend": "torch", "task": None, "created": 9.0, "out": None, "experiment": None
+    } | entry  # fmt: skip
+    connection = sqlite3.connect(trimtab_home / "runs.sqlite")
+    connection.execute("drop table runs")
+    connection.execute("create table runs (run_id, path, backend, task, created, out, experiment)")
+    for row in (whole, whole | {"run_id": "good", "path": "/good", "backend": "torch"} | {"created": 1.0}):
+        connection.execute(
+            "insert into runs values (:run_id, :path, :backend, :task, :created, :out, :experiment)",
+            row | ({} if row is whole else {"task": None, "out": None, "experiment": None}),
+        )
+    connection.commit()
+    connection.close()
+
+    # then
+    assert [run.run_id for run in registry.runs()] == ["good"]
+    newest = registry.newest()
+    assert newest is not None
+    assert newest.run_id == "good"
+    assert registry.find("odd") == []
+
+
+def test_a_user_without_a_home_has_no_list_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TRIMTAB_HOME")
+    monkeypatch.setattr(Path, "expanduser", fail)
+
+    assert not registry.register(HEADER, "x")
+    assert not registry.forget("x")
+    assert registry.runs() == []
+
+
+def test_a_working_folder_that_is_gone_costs_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert not registry.register(HEADER, "x")
+    assert not registry.forget("x")

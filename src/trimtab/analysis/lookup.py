@@ -82,8 +82,7 @@ def run_place(run: RegisteredRun) -> str | None:
     return next((str(place) for place in places if _exists(place)), None)
 
 
-def _folder_of(run: RecordedRun) -> str:
-    # Callers without a type checker hand over anything.
+def _folder_of(run: object) -> str:
     if not isinstance(run, RecordedRun):
         found = type(run).__name__
         raise UsageError(f"A log is named by a path, a run id or a run, found {found}: give the run's folder.")

@@ -236,7 +236,6 @@ class TrainerRun(Run):
         if verdict is None:
             return loss
         if not verdict.keep:
-            say("guard", self._skipped(verdict))
             return self._left_out(loss)
         totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
         if verdict.reason == "no_tokens" and not math.isfinite(float(loss.detach())):
@@ -352,11 +351,6 @@ class TrainerRun(Run):
         if self._core.config is None:
             return f"Trimtab {does}; nothing is ever skipped (no guard). Evaluations are recorded as results, not rows."
         return f"Trimtab {does}; its guard ({self._core.config.rule}) keeps anomalous micro-batches out of the update."
-
-    def _skipped(self, verdict: Verdict) -> str:
-        step, micro = self._core.step, self._core.window.num_micros - 1
-        compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
-        return f"Guard skipped micro-batch {micro} of step {step}: {verdict.reason}, loss {verdict.loss:.4g}{compared}."
 
 
 class _Moments(TrainerCallback):

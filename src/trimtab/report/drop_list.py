@@ -2,7 +2,8 @@
 
 Enters: findings. Leaves: a JSON-ready document: `version` 1, `run_id`, `dataset_fingerprint` of the dataset that the
 row numbers index (null if the run did not compute one), and `rows`, each once, those of the worst finding first.
-Invariant: a row is listed only if it carried half of a finding's loss or was not finite.
+Invariant: a row is listed only if it was not finite, or carried half of the loss of a finding that the loss itself made
+and did not stand alone in its step. A gradient norm that jumped makes a suspect, not a cause.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def render(findings: Findings, *, console: Console, previews: bool = True) -> No
         if more > 0:
             say(console, f"and {more} more; --json lists up to 1,000")
     else:
-        say(console, f"No spike: none of the {steps} is out of line.")
+        none = "its one step is not" if findings.num_steps == 1 else f"none of the {steps} is"
+        say(console, f"No spike: {none} out of line.")
 
     sentences = headline(findings)
     if sentences:
@@ -115,7 +116,8 @@ def _spike_cells(spike: Spike) -> dict[str, str]:
         "kind": "nonfinite norm" if spike.kind == "nonfinite" and spike.signal == "grad_norm" else spike.kind,
         "value": number(spike.value),
         "baseline": number(spike.baseline),
-        "ratio": number(spike.ratio),
+        # How many times the baseline a NaN or an infinity is, nobody can say.
+        "ratio": "-" if spike.kind == "nonfinite" else number(spike.ratio),
         "score": number(spike.score),
         "rule": spike.rule,
         "row": "-" if spike.row is None else str(spike.row),
@@ -140,7 +142,8 @@ def _draw_rows(findings: Findings, *, console: Console) -> None:
         table.add_row(*map(Text, _row_cells(row, losses_known=findings.row_losses_known)))
     console.print(table)
     if findings.rows_left_out:
-        say(console, f"and {findings.rows_left_out} more rows; --top lists more")
+        more = "1 more row" if findings.rows_left_out == 1 else f"{findings.rows_left_out} more rows"
+        say(console, f"and {more}; --top lists more")
 
 
 def _row_cells(row: RowShare, *, losses_known: bool) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Run folders: made once, continued, never overwritten."""
 
 import json
+import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ from trimtab.log.folder import (
     read_header,
     run_folders,
 )
-from trimtab.log.frames import KIND_EVENTS, Block
-from trimtab.log.header import RUN_ID
+from trimtab.log.frames import KIND_ATTEMPT, KIND_EVENTS, Block
+from trimtab.log.header import RUN_ID, dump_header
 from trimtab.log.journal import JournalWriter, journal_name
 from trimtab.values import RunHeader
 
@@ -185,3 +187,54 @@ def test_a_run_folder_is_one_with_a_header_or_a_journal(tmp_path: Path) -> None:
     write_attempt(folder)
     (folder.path / "run.json").unlink()
     assert is_run_folder(folder.path)
+
+
+def test_a_folder_whose_header_names_another_run_is_not_continued(tmp_path: Path) -> None:
+    # given a run folder that was copied under another name: a reader would leave out all that is appended
+    folder = create_run(tmp_path, HEADER)
+    write_attempt(folder)
+    folder.path.rename(folder.path.with_name("b"))
+
+    with pytest.raises(UsageError, match=r"run\.json.* names the run 'a', and the folder is 'b'"):
+        continue_run(tmp_path, "b", HEADER)
+
+
+def test_a_folder_whose_journals_name_another_run_is_not_continued(tmp_path: Path) -> None:
+    folder = create_run(tmp_path, HEADER)
+    writer = JournalWriter(folder.path / journal_name(0))
+    writer.append(Block(KIND_ATTEMPT, 1, 0, 0, [dump_header(HEADER)]))
+    writer.close()
+    (folder.path / "run.json").unlink()
+    assert continue_run(tmp_path, "a", HEADER).attempt == 2
+    folder.path.rename(folder.path.with_name("b"))
+
+    with pytest.raises(UsageError, match=r"rank-00000\.journal names the run 'a', and the folder is 'b'"):
+        continue_run(tmp_path, "b", HEADER)
+
+
+def test_a_path_that_is_no_utf8_is_kept_as_it_is(tmp_path: Path) -> None:
+    out = str(tmp_path / os.fsdecode(b"caf\xe9"))
+
+    folder = create_run(out, replace(HEADER, out=out))
+
+    assert (folder.path / "run.json").read_bytes().isascii()
+    header, wrong = read_header(folder.path)
+    assert header is not None
+    assert (header.out, wrong) == (out, [])
+    assert continue_run(out, "a", HEADER).attempt == 1
+    assert run_folders(out) == [folder.path]
+
+
+@pytest.mark.parametrize("out", ["nu\0l", "\ud800", "x" * 5000])
+def test_a_path_that_the_system_cannot_take_holds_no_run(out: str) -> None:
+    assert not is_run_folder(Path(out))
+    assert run_folders(out) == []
+    with pytest.raises((OSError, ValueError)):
+        create_run(out, HEADER)
+
+
+def test_a_header_that_no_reader_would_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="1048576"):
+        create_run(tmp_path, replace(HEADER, task="x" * 2_000_000))
+
+    assert list(tmp_path.iterdir()) == []

@@ -117,3 +117,31 @@ def test_of_two_records_of_one_rank_the_later_one_counts_and_its_tokens_once() -
 def test_nothing_gives_no_lines() -> None:
     assert step_lines(step_sums([]), StepColumns.empty()).step.size == 0
     assert step_sums([RowColumns.empty()]).step.size == 0
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, 3.0])
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_step_whose_record_counted_no_token_has_no_loss_whatever_stands_there(loss: float, with_rows: bool) -> None:
+    sums = step_sums([rows((1, 0, 2, 6.0, 2))] if with_rows else [])
+
+    lines = step_lines(sums, records((1, 0, 1, loss, 0, 0), (1, 0, 2, 3.0, 2, 0)))
+
+    assert lines.has_loss.tolist() == [False, True]
+    assert lines.finite.tolist() == [True, True]
+    assert math.isnan(lines.loss[0])
+
+
+def test_a_record_of_unknown_tokens_is_measured_and_counts_none() -> None:
+    lines = step_lines(step_sums([]), records((1, 0, 1, 4.0, -1, 0), (1, 1, 1, 2.0, -1, 0), (1, 0, 2, math.nan, -1, 0)))
+
+    assert lines.has_loss.tolist() == [True, True]
+    assert lines.loss[0] == 3.0
+    assert lines.finite.tolist() == [True, False]
+    assert lines.num_tokens.tolist() == [0, 0]
+
+
+def test_a_rank_without_tokens_does_not_touch_the_loss_of_the_others() -> None:
+    lines = step_lines(step_sums([]), records((1, 0, 1, 4.0, 10, 0), (1, 1, 1, math.nan, 0, 0)))
+
+    assert lines.loss.tolist() == [4.0]
+    assert lines.num_tokens.tolist() == [10]

@@ -158,6 +158,24 @@ def test_a_window_wholly_skipped_moves_neither_weights_nor_moments_nor_step_coun
     assert_bit_equal(ours, plain_loop(batches, left_out=set(bad), optimizer=optimizer))
 
 
+def test_a_skip_is_said_and_many_skips_are_said_a_few_times(tmp_path, caplog):
+    batches = make_batches(60)
+
+    with caplog.at_level(logging.INFO, logger="trimtab"):
+        trimtab_loop(
+            batches,
+            tmp_path,
+            faults=dict.fromkeys(range(7, 60), "nan"),
+            guard=GuardConfig(rule="robust"),
+            accumulation=2,
+        )
+
+    said = [record.message for record in caplog.records if record.message.startswith("Guard skipped")]
+    assert said[0] == "Guard skipped micro-batch 1 of step 4: nonfinite, loss nan."
+    assert len(said) == 20
+    assert said[-1].endswith("Further ones are not said; each is in the log.")
+
+
 def test_the_first_row_that_is_not_finite_is_named_when_it_does_not_stop(tmp_path, caplog):
     # given a run in which nothing is finite any more, from row 6 on
     batches = make_batches(25)

@@ -1,6 +1,5 @@
 """The recorder: what is put is in the log, and whatever fails, the run carries on."""
 
-import logging
 import math
 import os
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,26 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab import recorder as module
 from trimtab.errors import UsageError
 from trimtab.log.folder import RunFolder, continue_run, create_run
 from trimtab.log.journal import JournalWriter
 from trimtab.log.reader import open_log
-from trimtab.recorder import Recorder
+from trimtab.recorder import Recorder, backlog
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
 HEADER = RunHeader(run_id="a", backend="torch")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return create_run(tmp_path, HEADER)
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    caplog.set_level(logging.INFO, logger="trimtab.recorder")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "trimtab.recorder"]
 
 
 def micro(step: int, *rows: int) -> MicroBatch:
@@ -154,7 +141,7 @@ def test_a_slow_disk_costs_what_does_not_fit_and_it_is_counted_in_the_log_and_sa
     for round_ in range(2):
         disk.may_write.clear()
         recorder.put(micro(0, 0))
-        wait_until(lambda: not recorder._writer._queue)
+        wait_until(lambda: not recorder._writer._backlog)
         for step in range(17):
             recorder.put(micro(step, 0))
         recorder.put(StepRow(17 + round_, 1.0, None, 0.1))
@@ -175,7 +162,7 @@ def test_a_slow_disk_costs_what_does_not_fit_and_it_is_counted_in_the_log_and_sa
 
 
 def test_memory_is_bounded_by_bytes_too(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY_BYTES", 1_000_000)
+    monkeypatch.setattr(backlog, "CAPACITY_BYTES", 1_000_000)
     disk = Disk()
     recorder = Recorder(folder, flush_interval_s=3600, flush_micros=1 << 15, open_journal=disk.open)
     big = MicroBatch(1, 0, np.zeros(10_000, np.int64), np.zeros(10_000, np.float32), np.zeros(10_000, np.int64))
@@ -188,7 +175,7 @@ def test_memory_is_bounded_by_bytes_too(folder: RunFolder, monkeypatch: pytest.M
 
 
 def test_what_was_written_makes_room_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY_BYTES", 1_000_000)
+    monkeypatch.setattr(backlog, "CAPACITY_BYTES", 1_000_000)
     recorder = Recorder(folder, flush_interval_s=3600)
     big = MicroBatch(1, 0, np.zeros(10_000, np.int64), np.zeros(10_000, np.float32), np.zeros(10_000, np.int64))
 
