@@ -8,7 +8,11 @@ error. A program that configures logging itself, before or after, keeps full con
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import warnings
+
+from trimtab.errors import TrimtabWarning
 
 _said: set[tuple[str, str]] = set()
 _lock = threading.Lock()
@@ -17,7 +21,9 @@ _lock = threading.Lock()
 def say(name: str, message: str, *, level: int = logging.INFO) -> None:
     """Logs one line on `trimtab.<name>`."""
     _make_visible()
-    logging.getLogger(f"trimtab.{name}").log(level, "%s", message)
+    # A path in no encoding would otherwise make every handler that writes UTF-8 print a traceback in the line's place.
+    line = message.encode("utf-8", "backslashreplace").decode("utf-8")
+    logging.getLogger(f"trimtab.{name}").log(level, "%s", line)
 
 
 def warn(name: str, message: str) -> None:
@@ -34,8 +40,16 @@ def warn_once(name: str, message: str, *, cause: str) -> None:
     warn(name, message)
 
 
+def warn_setting(message: str) -> None:
+    """Warns, as `TrimtabWarning`, of a setting without effect, at the line outside Trimtab that gave it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "trimtab":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, TrimtabWarning, stacklevel=level)
+
+
 def forget_said() -> None:
-    """Forgets what was said, so that `warn_once` speaks again; for a new run in the same process, and for tests."""
+    """Forgets what was said, so that `warn_once` speaks again: a test begins as a process does."""
     with _lock:
         _said.clear()
 

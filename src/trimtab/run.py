@@ -18,18 +18,19 @@ from __future__ import annotations
 import copy
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.errors import LogError, TrimtabWarning, UsageError
+from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
-from trimtab.log.folder import RunFolder, continue_run, create_run, is_run_folder, new_run_id, run_path
-from trimtab.notices import say, warn, warn_once
-from trimtab.recorder import Recorder
+from trimtab.log.folder import RunFolder, check_run_id, continue_run, create_run, is_run_folder, new_run_id, run_path
+from trimtab.notices import say, warn, warn_once, warn_setting
+from trimtab.recorder import Recorder, reason_of
 from trimtab.registry import register
+from trimtab.rules.scalar import spelled
+from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RunHeader, StepReason, StepRow, Verdict
 
 STATE_VERSION = 1
@@ -102,13 +103,11 @@ class RunCore:
         if run_id is not None and not isinstance(run_id, str):
             raise UsageError(f"run_id must be text, found {run_id!r}.")
         if out is not None and run_id is not None:
-            run_path(out, run_id)  # refuses an id that cannot name a folder
+            check_run_id(run_id)
         if guard is not None and not guard.enabled:
-            warnings.warn(
+            warn_setting(
                 "The guard that was handed over is off (rule 'mean' with multiplier None), so nothing will be "
-                'skipped: pass GuardConfig(rule="robust"), or GuardConfig(multiplier=2.0), or guard=None.',
-                TrimtabWarning,
-                stacklevel=4,
+                'skipped: pass GuardConfig(rule="robust"), or GuardConfig(multiplier=2.0), or guard=None.'
             )
             guard = None
         self.config = guard
@@ -126,6 +125,7 @@ class RunCore:
         self._folder: RunFolder | None = None
         self._last_step_ended: float | None = None
         self._num_skips_said = 0
+        self._said_no_tokens = False
 
     # What the adapter asks.
 
@@ -202,12 +202,13 @@ class RunCore:
             return None
         if self.window.num_skipped_micros:
             return "all_skipped"
-        warn_once(
-            "run",
-            f"Step {self.step} had no supervised token at all and was not taken: look for rows whose labels are all "
-            "ignored (a prompt longer than the cut, a wrong template). Said once.",
-            cause=f"no tokens {id(self)}",
-        )
+        if not self._said_no_tokens:
+            self._said_no_tokens = True
+            warn(
+                "run",
+                f"Step {self.step} had no supervised token at all and was not taken: look for rows whose labels are "
+                "all ignored (a prompt longer than the cut, a wrong template). Said once.",
+            )
         return "no_tokens"
 
     def begin_step(self, step: int) -> None:
@@ -272,7 +273,7 @@ class RunCore:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: put it into every checkpoint.
+        """All that decides, as plain values: put it into every checkpoint, taken between two windows.
 
         Returns:
             A dict of str, int, float, list and dict only.
@@ -288,28 +289,33 @@ class RunCore:
         """Goes on where `state_dict` was taken: same run, next attempt, same guard history.
 
         Raises:
-            UsageError: If something was recorded already, or the state is of another version or guard.
+            UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
+                nothing has changed then.
         """
         if self._opened or self.window.num_micros:
             raise UsageError(
                 f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
                 "is made, before the first micro_batch."
             )
-        if state.get("version") != STATE_VERSION:
+        (version,) = read_entries(state, ("version",), where="the run")
+        if version != STATE_VERSION:
             raise UsageError(
-                f"This state is of version {state.get('version')!r}, expected {STATE_VERSION}: it was saved by another "
+                f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
                 "version of Trimtab; resume with that version, or without the state."
             )
-        guard_state = state.get("guard")
+        step, saved_id, guard_state = read_entries(state, ("step", "run_id", "guard"), where="the run")
+        if read_count(step, name="step") < 1:
+            raise damaged("step is 0, and the first is 1")
+        if saved_id is not None:
+            check_run_id(saved_id)
         if self.guard is not None and guard_state is not None:
             self.guard.load_state_dict(guard_state)
         elif self.guard is not None:
             warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
         elif guard_state is not None:
             warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
-        self.step = int(state["step"])
-        saved_id = state.get("run_id")
-        if self._run_id is None and isinstance(saved_id, str) and self._out is not None:
+        self.step = step
+        if self._run_id is None and saved_id is not None and self._out is not None:
             if is_run_folder(run_path(self._out, saved_id)):
                 self._run_id = saved_id
             elif self._record:
@@ -347,15 +353,17 @@ class RunCore:
             else:
                 self._folder = create_run(self._out, header)
             recorder = Recorder(self._folder)
-        except (OSError, LogError, UsageError) as error:
+            if recorder.off_reason is not None:  # the disk refused its first write; said already
+                self._record = False
+                return
+            register(self._folder.header, self._folder.path)
+        # A full disk, a NUL in a path, a lock that another holds, a fault of ours: this is called in the middle of a
+        # training step, and nothing about recording is worth that step.
+        except Exception as error:  # noqa: BLE001
             self._record = False
-            warn("recorder", f"Trimtab recorder off: {error}")
-            return
-        if recorder.off_reason is not None:  # the disk refused its first write; said already
-            self._record = False
+            warn("recorder", f"Trimtab recorder off: {reason_of(error)}")
             return
         self._recorder = recorder
-        register(self._folder.header, self._folder.path)
         guarded = f"guard {self.config.rule}" if self.config is not None else "no guard"
         say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).")
         if self._folder.attempt > 1:

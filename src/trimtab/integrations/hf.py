@@ -25,20 +25,21 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trimtab.analysis import rewind
 from trimtab.dataset import DatasetFacts
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
+from trimtab.integrations.ending import tell_findings
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.notices import say, warn
 from trimtab.run import switched_off
-from trimtab.torch.gradients import drop_gradients, scale_gradients, total_norm
+from trimtab.torch.gate import Gate
+from trimtab.torch.gradients import current_lr, drop_gradients, scale_gradients, total_norm
 from trimtab.torch.loader import ROW_KEY, tag_rows
-from trimtab.torch.losses import RowLosses
+from trimtab.torch.losses import RowLosses, rows_alone
 from trimtab.torch.run import Run
 from trimtab.torch.transfer import to_host
-from trimtab.torch.window import WindowTotals
-from trimtab.values import RunHeader, StepReason, Verdict
+from trimtab.torch.window import WindowTotals, removed_factor
+from trimtab.values import RunHeader, StepReason
 
 _MARK: Final = "trimtab_run"
 """Attribute by which a trainer that is attached is told from one that is not."""
@@ -142,8 +143,7 @@ class TrainerRun(Run):
             finally:
                 self._in_training_step = False
             if self._core.window.num_micros == num_micros:
-                self._record_rows_alone("its training_step does not call compute_loss", verdict=None)
-                self._core.window.num_tokens += 1  # what nobody judged is kept
+                self._record_unjudged("its training_step does not call compute_loss")
             self._totals.loss = self._totals.loss + reported
             return reported
 
@@ -178,12 +178,13 @@ class TrainerRun(Run):
     def _begin_training(self) -> None:
         """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
         self._remove_taps()
+        core = self._core
         if self._num_trainings:
-            self._core.close(reason="begun again")
-            self._core = self._new_core(run_id=None)
+            core.close(reason="begun again")
+            core = self._new_core(run_id=None)
+        self._gate = Gate(core, model=self._trainer.model)
         self._num_trainings += 1
         self._said_no_row_losses = False
-        self._model = self._trainer.model
         self._tap = TrainerTap(self._trainer)
         accelerator = self._trainer.accelerator
         self._clip = accelerator.clip_grad_norm_
@@ -213,51 +214,37 @@ class TrainerRun(Run):
     ) -> torch.Tensor:
         """Judges and records one micro-batch; gives the loss to call backward on."""
         assert self._tap is not None, "training has begun"
-        self._lift_anchor()
         self._per_token = num_items is not None and self._tap.loss_is_over_window
-        if isinstance(rows, RowLosses):
-            loss_sum, num_tokens = rows.loss_sum, rows.num_tokens
-        else:
-            num_tokens = num_labels
-            loss_sum = loss.detach() * (num_items if self._per_token else num_tokens)
-        verdict = self._judge_micro(loss_sum, num_tokens, loss, rows) if self._core.guard is not None else None
-        if isinstance(rows, RowLosses):
-            self._core.record_micro_batch(
-                to_host(rows.rows),
-                to_host(rows.row_loss_sums),
-                to_host(rows.row_num_tokens),
-                verdict=verdict,
-                packed=rows.packed,
-            )
-        else:
-            self._record_rows_alone(rows, verdict=verdict)
+        if isinstance(rows, str):
+            self._say_no_row_losses(rows)
+            loss_sum = loss.detach() * (num_items if self._per_token else num_labels)
+            rows = rows_alone(self._known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
+        # The final loss may hold further terms (a router's, say): it must be finite as well.
+        verdict = self._gate.take(rows, extra=loss)
         totals = self._totals
-        totals.num_tokens = totals.num_tokens + num_tokens
+        totals.num_tokens = totals.num_tokens + rows.num_tokens
         if verdict is None:
             return loss
         if not verdict.keep:
-            return self._left_out(loss)
-        totals.num_kept_tokens = totals.num_kept_tokens + num_tokens
+            return self._gate.left_out(loss)
+        totals.num_kept_tokens = totals.num_kept_tokens + rows.num_tokens
         if verdict.reason == "no_tokens" and not math.isfinite(float(loss.detach())):
             # A mean over no tokens is 0/0: nothing to learn from, and nothing to blame anybody for.
-            return self._left_out(loss)
+            return self._gate.left_out(loss)
         return loss
 
-    def _judge_micro(
-        self, loss_sum: torch.Tensor, num_tokens: torch.Tensor, loss: torch.Tensor, rows: RowLosses | str
-    ) -> Verdict:
-        """The guard's verdict; the one wait for the device."""
-        # The final loss may hold further terms (a router's): it must be finite as well.
-        wide = torch.float32 if loss.device.type == "mps" else torch.float64
-        figures = torch.stack([figure.detach().to(loss.device, wide) for figure in (loss_sum, num_tokens, loss)])
-        total, count, final = figures.tolist()
-        first = rows.first_nonfinite_row if isinstance(rows, RowLosses) else lambda: None
-        return self._core.judge(total, int(count), aux=final, first_nonfinite_row=first)
+    def _known_rows(self) -> torch.Tensor:
+        return self._rows if self._rows is not None else torch.zeros(0, dtype=torch.int64)
 
-    def _record_rows_alone(self, why: str, *, verdict: Verdict | None) -> None:
-        rows = torch.unique(self._rows) if self._rows is not None else torch.zeros(0, dtype=torch.int64)
-        nothing = torch.zeros(rows.shape[0], dtype=torch.int64)
-        self._core.record_micro_batch(to_host(rows), nothing, nothing, verdict=verdict)
+    def _record_unjudged(self, why: str) -> None:
+        """Records a micro-batch whose loss went by unseen; what nobody judged is kept."""
+        self._say_no_row_losses(why)
+        rows = to_host(torch.unique(self._known_rows()))
+        nothing = torch.zeros(rows.shape, dtype=torch.int64)
+        self._core.record_micro_batch(rows, nothing, nothing)
+        self._core.window.num_tokens += 1
+
+    def _say_no_row_losses(self, why: str) -> None:
         if not self._said_no_row_losses:
             self._said_no_row_losses = True
             warn("hf", f"Trimtab cannot tell what each row cost: {why}. Rows are recorded without shares.")
@@ -278,53 +265,45 @@ class TrainerRun(Run):
         core, accelerator = self._core, self._trainer.accelerator
         if core.guard is None:
             return
-        self._reason = core.drop_reason()
+        self._reason = self._gate.drop_reason()
         if self._reason is not None:
             accelerator.unscale_gradients()  # a scaler, if there is one, wants to have seen something
             return
         if core.guard.config.skipped_tokens == "removed" and core.window.num_skipped_micros:
-            self._remove_skipped(parameters)
+            factor = removed_factor(core.window, by_token=self._per_token)
+            scale_gradients(parameters, factor)
+            self._totals.loss = self._totals.loss * factor
         if accelerator.scaler is not None:  # a scaler looks for itself, and halves its scale
             return
         norm = total_norm(parameters)
-        if not math.isfinite(float(norm)):
+        self._reason = self._gate.norm_reason(norm)
+        if self._reason is not None:
             self._grad_norm = norm
-            self._reason = self._nonfinite_norm(norm)
-
-    def _remove_skipped(self, parameters: list[nn.Parameter]) -> None:
-        """Takes skipped tokens out of the divisor that the trainer has used already."""
-        window = self._core.window
-        if self._per_token:
-            factor = window.num_tokens / window.num_kept_tokens
-        else:
-            factor = window.num_micros / window.num_kept_micros
-        scale_gradients(parameters, factor)
-        self._totals.loss = self._totals.loss * factor
 
     def _before_optimizer(self) -> None:
-        self._lift_anchor()
+        self._gate.lift_anchor()
         scaler = self._trainer.accelerator.scaler
         self._loss_scale = scaler.get_scale() if scaler is not None else None
-        lr = self._trainer.optimizer.param_groups[0]["lr"]
-        self._lr = lr.detach().clone() if isinstance(lr, torch.Tensor) else lr  # a scheduler changes it in place
+        self._lr = current_lr(self._trainer.optimizer)
         if self._reason is not None:
-            drop_gradients(self._parameters())
+            drop_gradients(self._gate.parameters())
 
     def _after_step(self) -> None:
         """Records the step that the trainer has just counted."""
-        core, norm, loss_scale = self._core, self._grad_norm, self._loss_scale
+        loss_scale, loss = self._loss_scale, self._totals.loss
         reason: StepReason = self._reason if self._reason is not None else "stepped"
         # accelerate's own flag stays down with a fused optimizer, whose step is called and does nothing.
         if loss_scale is not None and self._trainer.accelerator.scaler.get_scale() < loss_scale:
             reason = "scaler_overflow"
-        something_left = core.guard is None or core.window.num_kept_tokens > 0
-        core.end_step(
+        if self._core.guard is not None and not self._core.window.num_kept_tokens:
+            loss = torch.full((), math.nan)
+        self._gate.end(
             reason,
-            loss=to_host(self._totals.loss) if something_left else math.nan,
-            num_tokens=to_host(self._totals.num_tokens),
-            grad_norm=to_host(norm) if isinstance(norm, torch.Tensor) else norm,
-            lr=to_host(self._lr) if isinstance(self._lr, torch.Tensor) else self._lr,
-            clipped=to_host(norm > self._clip_at) if isinstance(norm, torch.Tensor) else None,
+            loss=loss,
+            num_tokens=self._totals.num_tokens,
+            norm=self._grad_norm,
+            clip_at=self._clip_at,
+            lr=self._lr,
             loss_scale=loss_scale,
         )
         self._begin_window()
@@ -334,15 +313,8 @@ class TrainerRun(Run):
         self._training = False
         self._remove_taps()
         self._core.close(reason=reason)
-        folder = self.folder
-        if folder is None:
-            return
-        try:
-            num_findings = len(rewind(folder).spikes)
-        except Exception as error:  # noqa: BLE001 - a fault in reading the log is no fault of the training
-            warn("hf", f"Trimtab could not read its own log {folder}: {error}")
-            return
-        say("hf", f"{num_findings} finding{'' if num_findings == 1 else 's'}: trimtab rewind {self.run_id}")
+        if self.folder is not None:
+            tell_findings(self.folder, ended_by=reason)
 
     # Words.
 

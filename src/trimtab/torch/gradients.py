@@ -66,6 +66,12 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     return grads
 
 
+def current_lr(optimizer: torch.optim.Optimizer) -> float | torch.Tensor:
+    """Learning rate of the first parameter group, as it is now: a scheduler changes a tensor in place."""
+    lr: float | torch.Tensor = optimizer.param_groups[0]["lr"]
+    return lr.detach().clone() if isinstance(lr, torch.Tensor) else lr
+
+
 def take_step(
     optimizer: torch.optim.Optimizer, *, scaler: torch.amp.GradScaler | None, scale_before: float | None
 ) -> StepReason:

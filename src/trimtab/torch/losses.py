@@ -46,6 +46,19 @@ class RowLosses(NamedTuple):
         return int(bad[0]) if bad.numel() else None
 
 
+def rows_alone(rows: torch.Tensor, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> RowLosses:
+    """A micro-batch of which the whole loss is known, and not what each row cost.
+
+    Args:
+        rows: Dataset rows, any shape; each is recorded once, with 0 tokens.
+        loss_sum: 0-d, sum of the loss over supervised tokens.
+        num_tokens: 0-d int64, their count.
+    """
+    rows = torch.unique(rows) if rows.dim() == 2 else rows.clone()
+    nothing = torch.zeros(rows.shape, dtype=torch.int64)
+    return RowLosses(loss_sum, num_tokens, rows, nothing, nothing, packed=False, num_entries=0)
+
+
 def reduce_to_rows(
     losses: torch.Tensor,
     *,

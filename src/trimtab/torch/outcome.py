@@ -41,6 +41,10 @@ class StepOutcome:
         self._loss = loss
         self._num_tokens = num_tokens
 
+    def parts(self) -> dict[str, Any]:
+        """Loss, tokens, norm and learning rate where they are, without waiting."""
+        return {"loss": self._loss, "num_tokens": self._num_tokens, "norm": self._grad_norm, "lr": self._lr}
+
     @property
     def stepped(self) -> bool:
         """Whether parameters and optimizer state moved."""

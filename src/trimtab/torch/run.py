@@ -8,7 +8,6 @@ guard, or with a gradient scaler, the host looks at the loss once a micro-batch 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,24 +22,24 @@ from torch import nn
 from trimtab.dataset import DatasetFacts, describe
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.notices import warn, warn_once
+from trimtab.notices import warn
 from trimtab.run import RunCore, switched_off
+from trimtab.torch.gate import Gate
 from trimtab.torch.gradients import (
     clip_gradients,
+    current_lr,
     drop_gradients,
-    first_nonfinite,
     scale_gradients,
     take_step,
     total_norm,
 )
-from trimtab.torch.losses import Per, RowLosses, reduce_to_rows
+from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import records_here
 from trimtab.torch.settings import check_guard, check_max_grad_norm, whole_number
-from trimtab.torch.skip import anchored_zero, statistics_buffers
-from trimtab.torch.transfer import to_host
+from trimtab.torch.skip import statistics_buffers
 from trimtab.torch.window import WindowMean
-from trimtab.values import RunHeader, StepReason, Verdict
+from trimtab.values import RunHeader
 
 __all__ = ["Run", "StepOutcome"]
 
@@ -116,14 +115,12 @@ class Run:
                 row_index=self._row_index(facts, row_id),
             )
         self._new_core = partial(RunCore, header, out=out, guard=guard, record=record)
-        self._core = self._new_core(run_id=run_id)
-        self._model = model
+        self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer)
         self._optimizer = optimizer
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
         removed = guard is not None and guard.skipped_tokens == "removed"
         self._mean = WindowMean(normalize=normalize, accumulation=accumulation, removed=removed)
-        self._anchored: list[nn.Parameter] = []
         if self._core.guard is not None:
             assert model is not None, "checked above"
             names = statistics_buffers(model)
@@ -192,19 +189,11 @@ class Run:
                 "run.step() when run.window_complete is True, before the next micro_batch."
             )
         self._mean.check_aux(aux)
-        self._lift_anchor()
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
-        verdict = self._judge(reduced, aux)
-        self._core.record_micro_batch(
-            to_host(reduced.rows),
-            to_host(reduced.row_loss_sums),
-            to_host(reduced.row_num_tokens),
-            verdict=verdict,
-            packed=reduced.packed,
-        )
+        verdict = self._gate.take(reduced, extra=aux)
         if verdict is not None and not verdict.keep:
             self._mean.skip(reduced)
-            return self._left_out(reduced.loss_sum)
+            return self._gate.left_out(reduced.loss_sum)
         return self._mean.keep(reduced, aux)
 
     @property
@@ -231,7 +220,7 @@ class Run:
         Raises:
             UsageError: If there is no optimizer, or no micro-batch since the last step.
         """
-        core, optimizer = self._core, self._optimizer
+        core, gate, optimizer = self._core, self._gate, self._optimizer
         if optimizer is None:
             raise UsageError("run.step() needs the optimizer: pass optimizer= to Run.")
         window = core.window
@@ -240,9 +229,9 @@ class Run:
         loss_scale = scaler.get_scale() if scaler is not None else None
         if scaler is not None:
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
-        self._lift_anchor()
-        parameters = self._parameters()
-        reason = core.drop_reason()
+        gate.lift_anchor()
+        parameters = gate.parameters()
+        reason = gate.drop_reason()
         norm: torch.Tensor | None = None
         if reason is None:
             factor = self._mean.factor(window)
@@ -250,9 +239,8 @@ class Run:
                 scale_gradients(parameters, factor)
             if self._max_grad_norm is not None or core.guard is not None:
                 norm = total_norm(parameters)
-            # A scaler looks for itself, and halves its scale.
-            if core.guard is not None and scaler is None and norm is not None and not math.isfinite(float(norm)):
-                reason = self._nonfinite_norm(norm)
+                # A scaler looks for itself, and halves its scale.
+                reason = gate.norm_reason(norm) if scaler is None else None
         if reason is None:
             if norm is not None and self._max_grad_norm is not None:
                 clip_gradients(parameters, max_norm=self._max_grad_norm, norm=norm)
@@ -262,27 +250,16 @@ class Run:
             if scaler is not None:
                 scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        lr, loss = optimizer.param_groups[0]["lr"], self._mean.reported_loss(window)
-        if isinstance(lr, torch.Tensor):  # a scheduler changes it in place
-            lr = lr.detach().clone()
         outcome = StepOutcome(
             reason,
             grad_norm=norm,
-            lr=lr,
-            loss=loss,
+            lr=current_lr(optimizer),
+            loss=self._mean.reported_loss(window),
             num_tokens=self._mean.totals.num_tokens,
             num_skipped_micros=window.num_skipped_micros,
             num_skipped_tokens=window.num_skipped_tokens,
         )
-        core.end_step(
-            reason,
-            loss=to_host(loss),
-            num_tokens=to_host(self._mean.totals.num_tokens),
-            grad_norm=to_host(norm) if norm is not None else None,
-            lr=to_host(lr) if isinstance(lr, torch.Tensor) else lr,
-            clipped=self._clipped(norm),
-            loss_scale=loss_scale,
-        )
+        gate.end(reason, **outcome.parts(), clip_at=self._max_grad_norm, loss_scale=loss_scale)
         self._mean.begin()
         return outcome
 
@@ -340,56 +317,10 @@ class Run:
         """What only the host knows of the run; an integration tells more."""
         return RunHeader(run_id=None, backend="torch")
 
-    def _left_out(self, like: torch.Tensor) -> torch.Tensor:
-        """What takes the place of a loss that is left out; `_lift_anchor` belongs after its backward."""
-        parameters = self._parameters()
-        self._anchored = [parameter for parameter in parameters if parameter.grad is None]
-        return anchored_zero(parameters, like=like)
-
-    def _lift_anchor(self) -> None:
-        """Takes away the zeros that a skip left where there was no gradient: weight decay would act on them."""
-        for parameter in self._anchored:
-            parameter.grad = None
-        self._anchored = []
-
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""
         return facts.row_index
 
-    def _judge(self, reduced: RowLosses, aux: torch.Tensor | None) -> Verdict | None:
-        if self._core.guard is None:
-            return None
-        loss_sum, num_tokens = float(reduced.loss_sum.detach()), int(reduced.num_tokens)
-        return self._core.judge(
-            loss_sum,
-            num_tokens,
-            aux=0.0 if aux is None else float(aux.detach()),
-            first_nonfinite_row=reduced.first_nonfinite_row,
-        )
-
-    def _clipped(self, norm: torch.Tensor | None) -> Any:
-        if norm is None or self._max_grad_norm is None:
-            return None
-        return to_host(norm > self._max_grad_norm)
-
-    def _nonfinite_norm(self, norm: torch.Tensor) -> StepReason:
-        assert self._model is not None, "a guard comes with a model"
-        name = first_nonfinite(self._model.named_parameters())
-        self._core.event("nonfinite_norm", {"parameter": name, "grad_norm": float(norm)})
-        warn_once(
-            "guard",
-            f"Step {self._core.step}: the gradient norm is {float(norm)} though every kept loss is finite; first "
-            f"parameter with such a gradient: {name}. The step was dropped. Look for an operation with an infinite "
-            "derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
-            cause=f"nonfinite norm {id(self)}",
-        )
-        return "nonfinite_norm"
-
-    def _parameters(self) -> list[nn.Parameter]:
-        """The model's parameters, and those that only the optimizer knows."""
-        parameters = list(self._model.parameters()) if self._model is not None else []
-        if self._optimizer is None:
-            return parameters
-        known = set(map(id, parameters))
-        in_groups = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        return parameters + [parameter for parameter in in_groups if id(parameter) not in known]
+    @property
+    def _core(self) -> RunCore:
+        return self._gate.core

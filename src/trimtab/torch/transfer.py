@@ -46,6 +46,22 @@ class InFlight:
         self._event.synchronize()
         return np.asarray(self._host.numpy(), dtype=dtype)
 
+    def __float__(self) -> float:
+        """Waits for the copy; numpy makes numbers of a list of 0-d values by this, and by the three below."""
+        return float(self.__array__().item())
+
+    def __int__(self) -> int:
+        """Waits for the copy."""
+        return int(self.__array__().item())
+
+    def __index__(self) -> int:
+        """Waits for the copy."""
+        return int(self.__array__().item())
+
+    def __bool__(self) -> bool:
+        """Waits for the copy."""
+        return bool(self.__array__().item())
+
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
     """Starts bringing a tensor to the host without waiting for a CUDA device.

@@ -45,6 +45,18 @@ class WindowTotals:
         self.num_kept_tokens = self.num_kept_tokens + num_tokens
 
 
+def removed_factor(counts: WindowCounts, *, by_token: bool) -> float:
+    """What takes skipped micro-batches out of a divisor that a host has used already.
+
+    Args:
+        counts: The window; something in it was kept.
+        by_token: Whether the host divided by the tokens of the window, and not by its micro-batches.
+    """
+    if by_token:
+        return counts.num_tokens / counts.num_kept_tokens
+    return counts.num_micros / counts.num_kept_micros
+
+
 class WindowMean:
     """Turns the loss sums of micro-batches into losses for backward, and their gradients into those of a mean.
 

@@ -115,7 +115,7 @@ def test_a_log_that_cannot_be_read_does_not_spoil_the_training(bench, said, monk
     def broken(*args, **kwargs):
         raise RuntimeError("no such column")
 
-    monkeypatch.setattr("trimtab.integrations.hf.rewind", broken)
+    monkeypatch.setattr("trimtab.integrations.ending.rewind_log", broken)
     trained = bench.train(attach={})
     assert trained.trainer.state.global_step == 7
     assert "no such column" in said()[-1]

@@ -704,8 +704,10 @@ def test_wrong_calls_are_refused_with_what_to_do(tmp_path):
 
 
 def test_a_guard_that_is_off_is_said(tmp_path):
-    with pytest.warns(trimtab.TrimtabWarning, match="is off"):
+    with pytest.warns(trimtab.TrimtabWarning, match="is off") as warned:
         Run(tmp_path, model=make_model(), guard=GuardConfig())
+
+    assert warned[0].filename == __file__
 
 
 def test_running_statistics_are_named_when_a_guard_may_skip(tmp_path, caplog):
