@@ -1,18 +1,20 @@
 """The local list of runs: where each was recorded, so that `trimtab rewind` finds the newest by itself.
 
 Enters: a run's header and folder when it starts. Leaves: runs, newest first. Invariant: it is a convenience; nothing
-about it ever fails a run or a reader. A shared home, a lock, a full disk, a damaged file: less is listed, none raises.
+about it ever fails a run or a reader. A shared home, a lock, a full disk, a damaged file, an entry that somebody else
+wrote, a path in no encoding: less is listed, none raises.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,8 @@ from trimtab.values import RunHeader
 _log = logging.getLogger("trimtab.registry")
 _BUSY_S: Final = 0.5  # a run's start may wait so long for another's; a home on a dead network mount is not our wait
 _NAME: Final = "runs.sqlite"
+_MAX_TIME: Final = 2**53
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")  # FORMAT.md: a folder's name that climbs nowhere
 _COLUMNS: Final = "run_id, path, backend, task, created, out, experiment"
 _TABLE: Final = (
     "create table if not exists runs (run_id text not null, path text not null primary key, backend text not null,"
@@ -71,27 +75,30 @@ def register(header: RunHeader, path: str | os.PathLike[str]) -> bool:
         path: Its run folder.
 
     Returns:
-        Whether it is in the list now. Never raises for what the file or the folder is like.
+        Whether it is in the list now. Never raises, whatever the header, the path, the file or the folder is like.
     """
     if header.run_id is None:
         return False
-    out = None if header.out is None else os.path.abspath(header.out)
-    entry = (
-        header.run_id, os.path.abspath(path), header.backend, header.task, header.created, out, header.experiment,
-    )  # fmt: skip
     try:
+        out = None if header.out is None else os.path.abspath(header.out)
+        entry = RegisteredRun(
+            header.run_id, os.path.abspath(path), header.backend, header.task, header.created, out, header.experiment
+        )
+        if not _makes_sense(entry):
+            _log.debug("run %r was not registered: its header holds what the list cannot", header.run_id)
+            return False
         folder = data_folder()
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / _NAME
         try:
             _insert(file, entry)
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise  # locked, read-only, full: the file may be as good as ever
+            if not _is_damaged(error):
+                raise  # locked, read-only, full, of another shape: the file may be as good as ever
             _move_aside(file)
             _insert(file, entry)
-    except (OSError, sqlite3.Error, OverflowError) as error:
-        _log.debug("run %s was not registered: %s", header.run_id, error)
+    except Exception as error:  # noqa: BLE001 - a convenience: a dead home or an odd path must not stop a run
+        _log.debug("run %r was not registered: %r", header.run_id, error)
         return False
     return True
 
@@ -103,21 +110,21 @@ def forget(path: str | os.PathLike[str]) -> bool:
         path: The run folder.
 
     Returns:
-        Whether the list could be written. Never raises for what the file is like.
+        Whether the list could be written. Never raises, whatever the path or the file is like.
     """
-    file = data_folder() / _NAME
     try:
+        file = data_folder() / _NAME
         if file.exists():
             with _connect(file) as connection, connection:
-                connection.execute("delete from runs where path = ?", (os.path.abspath(path),))
-    except (OSError, sqlite3.Error) as error:
-        _log.debug("%s was not taken out of the list of runs: %s", path, error)
+                connection.execute("delete from runs where path = cast(? as text)", (_bytes(os.path.abspath(path)),))
+    except Exception as error:  # noqa: BLE001 - as in `register`
+        _log.debug("%r was not taken out of the list of runs: %r", path, error)
         return False
     return True
 
 
 def runs() -> list[RegisteredRun]:
-    """All runs, newest first; none where the list cannot be read."""
+    """All runs, newest first; none where the list cannot be read. An entry that makes no sense is left out."""
     return _select("", ())
 
 
@@ -139,21 +146,49 @@ def _select(where: str, values: tuple[str, ...]) -> list[RegisteredRun]:
             return []
         with _connect(file) as connection:
             found = connection.execute(f"select {_COLUMNS} from runs {where} order by created desc, rowid desc", values)
-            return [RegisteredRun(*entry) for entry in found]
-    except (OSError, sqlite3.Error) as error:
-        _log.debug("the list of runs cannot be read: %s", error)
+            return [run for run in (RegisteredRun(*entry) for entry in found) if _makes_sense(run)]
+    except Exception as error:  # noqa: BLE001 - as in `register`; a reader then names the log's path instead
+        _log.debug("the list of runs cannot be read: %r", error)
         return []
 
 
-def _insert(file: Path, entry: tuple[object, ...]) -> None:
+def _insert(file: Path, run: RegisteredRun) -> None:
+    values = [_bytes(value) if isinstance(value, str) else value for value in astuple(run)]
+    # As bytes, cast: SQLite keeps any text, while its Python binding takes none that is no UTF-8.
+    places = ", ".join("cast(? as text)" if isinstance(value, bytes) else "?" for value in values)
     with _connect(file) as connection, connection:
         connection.execute(_TABLE)
-        connection.execute(f"insert or replace into runs ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?)", entry)
+        connection.execute(f"insert or replace into runs ({_COLUMNS}) values ({places})", values)
+
+
+def _makes_sense(run: RegisteredRun) -> bool:
+    """Whether every field is of its type: the file is anybody's, and SQLite keeps any type in any column."""
+    texts = (run.run_id, run.path, run.backend)
+    more = (run.task, run.out, run.experiment)
+    return (
+        all(isinstance(text, str) and text for text in texts)
+        and all(text is None or isinstance(text, str) for text in more)
+        and not any("\0" in text for text in (*texts, *more) if text is not None)
+        and _RUN_ID.match(run.run_id) is not None
+        and Path(run.path).is_absolute()
+        and type(run.created) in (int, float)
+        and abs(run.created) <= _MAX_TIME
+    )
+
+
+def _is_damaged(error: sqlite3.DatabaseError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _bytes(text: str) -> bytes:
+    """A text as it is stored: a file's name in a folder of another encoding comes back as it was."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 @contextmanager
 def _connect(file: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(file, timeout=_BUSY_S)) as connection:
+        connection.text_factory = lambda stored: stored.decode("utf-8", "surrogateescape")
         yield connection
 
 

@@ -253,6 +253,7 @@ def test_a_user_without_a_home_has_no_list_and_no_error(monkeypatch: pytest.Monk
 
 
 def test_a_working_folder_that_is_gone_costs_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add("good", created=1.0)
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

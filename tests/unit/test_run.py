@@ -122,7 +122,9 @@ def test_a_run_whose_folder_was_copied_under_another_name_is_not_continued_in_va
     assert (tmp_path / "trimtab" / "q" / "rank-00000.journal").stat().st_size == size
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="asks for a folder that may not be looked into")
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() == 0, reason="asks for a folder that may not be looked into"
+)
 def test_a_folder_that_may_not_be_looked_into_turns_the_recorder_off(
     tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:

@@ -88,8 +88,8 @@ def _folder_of(run: object) -> str:
         raise UsageError(f"A log is named by a path, a run id or a run, found {found}: give the run's folder.")
     if run.folder is None:
         raise LogError(
-            "This run has no folder: nothing was recorded. Its first micro-batch or step makes one, unless recording is "
-            "off (record=False, or TRIMTAB=off)."
+            "This run has no folder: nothing was recorded. Its first micro-batch or step makes one, unless recording "
+            "is off (record=False, or TRIMTAB=off)."
         )
     return str(run.folder)
 

@@ -12,19 +12,13 @@ from trimtab.analysis.rows import StepRows
 from trimtab.analysis.spikes import SpikeSearch
 from trimtab.analysis.steps import StepReading
 
+MAX_NAMED = 5
+"""Steps named in one line."""
+
 
 def on_search(search: SpikeSearch, *, rule: str) -> list[str]:
-    """Which rule judged the first steps, where it was not the one asked for."""
-    if rule != "robust" or not search.num_median:
-        return []
-    if search.first_robust_step is None:
-        judged = (
-            "the only measured step was" if search.num_median == 1 else f"all {search.num_median} measured steps were"
-        )
-        return [f"{judged} judged by the median rule: robust needs 20 steps behind it"]
-    return [
-        f"steps before {search.first_robust_step} were judged by the median rule: fewer than 20 steps lie behind them"
-    ]
+    """Which rule judged the first steps, where it was not the one asked for; and what was put into one finding."""
+    return [*_on_rule(search, rule=rule), *_on_deaths(search)]
 
 
 def on_reading(reading: StepReading) -> list[str]:
@@ -69,6 +63,29 @@ def on_table(table: StepRows | None, *, shown: int | None, has_rows: bool) -> li
 def count(number: int, noun: str) -> str:
     """A number with its noun, in the singular for one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _on_rule(search: SpikeSearch, *, rule: str) -> list[str]:
+    if rule != "robust" or not search.num_median:
+        return []
+    if search.first_robust_step is None:
+        judged = (
+            "the only measured step was" if search.num_median == 1 else f"all {search.num_median} measured steps were"
+        )
+        return [f"{judged} judged by the median rule: robust needs 20 steps behind it"]
+    return [
+        f"steps before {search.first_robust_step} were judged by the median rule: fewer than 20 steps lie behind them"
+    ]
+
+
+def _on_deaths(search: SpikeSearch) -> list[str]:
+    if not search.died_again:
+        return []
+    named = ", ".join(map(str, search.died_again[:MAX_NAMED])) + (", ..." if len(search.died_again) > MAX_NAMED else "")
+    steps = "step" if len(search.died_again) == 1 else "steps"
+    return [
+        f"the run came back for a while and was not finite again from {steps} {named} on: all of that is one finding"
+    ]
 
 
 def _on_older_attempts(reading: StepReading) -> list[str]:

@@ -1,7 +1,8 @@
 """Several runs side by side: what spikes in more than one of them, and at the same rows or not.
 
 Enters: the `Findings` of each run. Leaves: `SharedSpike` values, the most widespread first. Invariant: the same rows
-in several runs are the data's doing whatever the step; the same step at other rows is not.
+in several runs are the data's doing whatever the step; the same step at other rows is not. Two logs of one run, by its
+id, count as one: copies, or the journals of two ranks, agree because they are the same.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ def find_shared(runs: Sequence[Findings]) -> tuple[SharedSpike, ...]:
     Returns:
         Shared spikes: by the number of runs, most first, then by step; rows at different steps last.
     """
-    names = [findings.run_id or findings.source for findings in runs]
-    leaders: dict[int, dict[int, int | None]] = defaultdict(dict)
-    steps_of_row: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for index, findings in enumerate(runs):
+    leaders: dict[int, dict[str, int | None]] = defaultdict(dict)
+    steps_of_row: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for findings in runs:
+        run = _name(findings)
         for spike in findings.spikes:
             if spike.severity == "notice":
                 continue
-            leaders[spike.step].setdefault(index, spike.row)
+            leaders[spike.step].setdefault(run, spike.row)
             if spike.row is not None:
-                steps_of_row[spike.row][index].add(spike.step)
+                steps_of_row[spike.row][run].add(spike.step)
 
-    at_steps = [_at_step(step, by_run, names) for step, by_run in leaders.items() if len(by_run) > 1]
+    at_steps = [_at_step(step, by_run) for step, by_run in leaders.items() if len(by_run) > 1]
     elsewhere = [
-        SharedSpike(step=None, rows=(row,), runs=tuple(names[index] for index in by_run), rows_known=True)
+        SharedSpike(step=None, rows=(row,), runs=tuple(by_run), rows_known=True)
         for row, by_run in steps_of_row.items()
         if len(by_run) > 1 and not set.intersection(*by_run.values())
     ]
@@ -66,11 +67,20 @@ def find_shared(runs: Sequence[Findings]) -> tuple[SharedSpike, ...]:
     return (*at_steps, *elsewhere)
 
 
-def _at_step(step: int, leader_by_run: dict[int, int | None], names: list[str]) -> SharedSpike:
+def num_different(runs: Sequence[Findings]) -> int:
+    """How many different runs these are."""
+    return len(set(map(_name, runs)))
+
+
+def _name(findings: Findings) -> str:
+    return findings.run_id or findings.source
+
+
+def _at_step(step: int, leader_by_run: dict[str, int | None]) -> SharedSpike:
     known = [row for row in leader_by_run.values() if row is not None]
     return SharedSpike(
         step=step,
         rows=tuple(sorted(row for row in set(known) if known.count(row) > 1)),
-        runs=tuple(names[index] for index in leader_by_run),
+        runs=tuple(leader_by_run),
         rows_known=len(known) > 1,
     )

@@ -6,10 +6,11 @@ Invariant: what goes wrong is one line on standard error that begins with "Error
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import click
 
@@ -53,24 +54,29 @@ class _Trimtab(click.Group):
             formatter.write_dl([(name, verb.short_help) for name, verb in VERBS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the verb; a reader of its output that has seen enough, `head` for one, ends it without an error."""
-        try:
+        """Runs the verb; a reader of its output that has seen enough, `head` for one, changes no exit code."""
+        code: Any = 0
+        with contextlib.suppress(BrokenPipeError):
             code = super().invoke(ctx)
+            # Here, and not when Python exits: an error can still be told.
             sys.stdout.flush()
-        except BrokenPipeError:
-            # What is still in the buffer goes nowhere, else Python would complain when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         return code
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:
         """Runs a verb and exits; arguments as click's own `main` takes them."""
+        _open_closed_streams()
         settings["standalone_mode"] = False
-        sys.exit(self._run(*args, **settings))
+        code = self._run(*args, **settings)
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
+        sys.exit(code)
 
     def _run(self, *args: Any, **settings: Any) -> int:
         try:
             code = super().main(*args, **settings)
+        except SystemExit:
+            # Click's way out where the reader of a help page has seen enough; nothing else comes this way.
+            return 0
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             return EXIT_USAGE
@@ -90,8 +96,38 @@ class _Trimtab(click.Group):
 def _fail(message: str, *, code: int) -> int:
     from trimtab.report.text import plain
 
-    click.echo(f"Error: {plain(' '.join(message.split()))}", err=True)
+    # Nobody may be there to be told: the exit code still says it.
+    with contextlib.suppress(OSError):
+        click.echo(f"Error: {plain(' '.join(message.split()))}", err=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Leads streams that the caller closed (`>&-`) to the null device.
+
+    Else Python has None in their place, and the next file that is opened, a log for one, gets their number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, and that is this one
+    if sys.stdout is None:
+        sys.stdout = _on_number(1)
+    if sys.stderr is None:
+        sys.stderr = _on_number(2)
+
+
+def _on_number(number: int) -> TextIO:
+    return open(number, "w", encoding="utf-8", closefd=False)
+
+
+def _let_go(stream: TextIO) -> None:
+    """Hands over what a stream still holds; what nobody takes is dropped, else Python would complain when it exits."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @click.group(cls=_Trimtab, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,39 +1,34 @@
-"""Where a verb writes: the console for people, files and standard output for programs.
+"""Where a verb writes for programs: a file, or standard output.
 
-Invariant: a file is there whole or not at all, it lies below the current folder, and nothing is written through a
-link.
+Invariant: a file is there whole or not at all, it lies below the current folder, and nothing that a run left behind is
+written over: no log, no link, no folder, no binary file. An older report, or any other text, is replaced, because a
+command that is run again must give its answer again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
+
+from trimtab.errors import UsageError
+from trimtab.log.folder import HEADER_NAME, RUNS_NAME, is_run_folder
+from trimtab.log.foreign.rewind_lines import first_record
 
 STANDARD_OUTPUT = "-"
-PIPE_WIDTH = 120
-"""Characters a line where no terminal gives a width."""
 
-
-def make_console() -> Console:
-    """A console on standard output that interprets nothing and draws ASCII only."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return _PlainConsole(markup=False, emoji=False, highlight=False, width=width)
-
-
-class _PlainConsole(Console):
-    """Leaves a closed pipe to the command line; rich would end the process with the code for "nothing readable"."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+SNIFFED_BYTES = 4096
+"""Bytes of a file looked at to tell text from tensors, tables and databases: all of them hold a 0 byte by then."""
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, for checkers only
-    """A file that a verb may write: `-`, or a path below the current folder that is neither a link nor a folder.
+    """A file that a verb may write: `-`, or a path below the current folder at which nothing would be lost.
 
     Args:
         allow_standard_output: Whether `-` means standard output.
@@ -49,23 +44,64 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         if value == STANDARD_OUTPUT:
             if not self._allow_standard_output:
                 self.fail("- is standard output, which this option does not write to. Name a file.", param, ctx)
+            if sys.__stdout__ is None:
+                self.fail("- is standard output, which is closed. Name a file, or open it.", param, ctx)
             return value
         if "\0" in value:
             self.fail(f"{value!r} cannot be a file name.", param, ctx)
-        path, here = Path(value), Path.cwd().resolve()
         try:
-            folder = path.parent.resolve()
-            if path.is_symlink():
-                self.fail(f"{value} is a symbolic link, and would be written through. Name a plain file.", param, ctx)
-            if path.is_dir():
-                self.fail(f"{value} is a folder. Name a file in it.", param, ctx)
-            if not folder.is_relative_to(here):
-                self.fail(f"{value} is outside the current folder {here}. Name a file below it.", param, ctx)
-            if not folder.is_dir():
-                self.fail(f"the folder {path.parent} of {value} does not exist. Make it first.", param, ctx)
+            wrong = _wrong_with(Path(value))
         except (OSError, ValueError) as error:
-            self.fail(f"{value} cannot be a file name here ({error}).", param, ctx)
+            wrong = f"cannot be a file name here ({error})."
+        if wrong is not None:
+            self.fail(f"{value} {wrong}", param, ctx)
         return value
+
+
+def refuse_one_file_for_two(destinations: Mapping[str, str | None]) -> None:
+    """Refuses two options that write the same file with `UsageError`: the later one would win, and say nothing.
+
+    Args:
+        destinations: What each option of a call was given; None, and standard output, clash with nothing.
+    """
+    taken: dict[Path, str] = {}
+    for option, value in destinations.items():
+        if value is None or value == STANDARD_OUTPUT:
+            continue
+        place = Path(value)
+        other = next((option for known, option in taken.items() if _is_same_file(known, place)), None)
+        if other is not None:
+            raise UsageError(f"{other} and {option} would both write {value}. Give each a file of its own.")
+        taken[place] = option
+
+
+def refuse_logs(destinations: Mapping[str, str | None], *, places: Sequence[str]) -> None:
+    """Refuses to write what is being read with `UsageError`: a log itself, or anything in a run folder.
+
+    Args:
+        destinations: What each option of a call was given.
+        places: The logs being read: run folders, journals, other files.
+    """
+    for option, value in destinations.items():
+        if value is None or value == STANDARD_OUTPUT:
+            continue
+        path = Path(value)
+        for place in map(Path, places):
+            folder = place if place.is_dir() else place.parent
+            is_run = is_run_folder(folder)
+            files = [place] if place.is_file() else []
+            if is_run and path.resolve().is_relative_to(folder.resolve()):
+                raise UsageError(
+                    f"{option} {value} lies in the run folder that is being read, {folder}; nothing was written. "
+                    "Change to a folder of your own, and name a file there."
+                )
+            if is_run:
+                files += sorted(folder.iterdir())
+            read = next((file for file in files if _is_same_file(file, path)), None)
+            if read is not None:
+                raise UsageError(
+                    f"{option} {value} is {read}, which is being read; nothing was written. Name another file."
+                )
 
 
 def write_output(destination: str, text: str) -> None:
@@ -75,7 +111,9 @@ def write_output(destination: str, text: str) -> None:
         OSError: The file cannot be written; what stood there before still does.
     """
     if destination == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        # Who reads it may have seen enough: the verdict stands all the same.
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(text)
         return
     path = Path(destination)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")
@@ -92,3 +130,45 @@ def write_output(destination: str, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _wrong_with(path: Path) -> str | None:
+    """Why a path is not written to, as the end of a sentence that begins with it; None if it may be."""
+    here, folder = Path.cwd().resolve(), path.parent.resolve()
+    if path.is_symlink():
+        return "is a symbolic link, and would be written through. Name a plain file."
+    if path.is_dir():
+        return "is a folder. Name a file in it."
+    if not folder.is_relative_to(here):
+        return f"is outside the current folder {here}. Name a file below it."
+    if not folder.is_dir():
+        return f"lies in the folder {path.parent}, which does not exist. Make it first."
+    if _has_the_name_of_a_log(path):
+        return "has the name of a log, and would be taken for one. Choose another name."
+    if any(place.parent.name == RUNS_NAME and is_run_folder(place) for place in (folder, *folder.parents)):
+        return "lies in a run folder, where nothing but the run itself is written. Name a file elsewhere."
+    return _wrong_with_what_stands_at(path) if path.exists() else None
+
+
+def _has_the_name_of_a_log(path: Path) -> bool:
+    # Some file systems take RUN.JSON for run.json.
+    name = path.name.casefold()
+    return name.startswith((HEADER_NAME, "rewind.jsonl")) or name.endswith(".journal")
+
+
+def _wrong_with_what_stands_at(path: Path) -> str | None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        return "is no plain file. Name one."
+    with path.open("rb") as file:
+        if b"\0" in file.read(SNIFFED_BYTES):
+            return "exists and is a binary file, no report; nothing was overwritten. Name another file, or remove it."
+    if first_record(path) is not None:
+        return "exists and is the log of a run; nothing was overwritten. Name another file."
+    return None
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by links of either kind, or would if it were there."""
+    if one.resolve() == other.resolve():
+        return True
+    return one.exists() and other.exists() and one.samefile(other)

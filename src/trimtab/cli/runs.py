@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import sys
 
 import click
 from rich.text import Text
 
 from trimtab import registry
 from trimtab.analysis.lookup import run_place
-from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, make_console, write_output
+from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, write_output
 from trimtab.registry import RegisteredRun
 from trimtab.report import as_json, terminal
+from trimtab.report.console import make_console
 from trimtab.report.text import plain
 
 
@@ -42,7 +44,7 @@ def command(json_file: str | None) -> int:
 
 
 def _draw(runs: list[RegisteredRun], places: list[str | None]) -> None:
-    console = make_console()
+    console = make_console(sys.stdout)
     if not runs:
         terminal.say(console, "No run is registered on this machine. Try it out with: trimtab demo")
         return

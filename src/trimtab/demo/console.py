@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import TextIO
 
 from rich.console import Console as RichConsole
 
+from trimtab.report.console import make_console
 from trimtab.report.text import plain
-
-PIPE_WIDTH: Final = 120
-"""Characters a line of a report where no terminal gives a width."""
 
 
 class Console:
@@ -66,8 +64,7 @@ class Console:
     def as_rich(self) -> RichConsole:
         """A console for reports on the same stream, which interprets nothing."""
         self.close_progress()
-        width = None if self.is_terminal else PIPE_WIDTH
-        return RichConsole(file=self._stream, markup=False, emoji=False, highlight=False, width=width)
+        return make_console(self._stream)
 
     def close_progress(self) -> None:
         """Takes the rewritten line off the terminal."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Self
 from trimtab.errors import TrimtabWarning, UsageError
 from trimtab.rules.mean import MeanRule
 from trimtab.rules.robust import RobustRule, check_k
+from trimtab.rules.scalar import spelled
 from trimtab.rules.windowed import check_whole
 
 DEFAULT_K: Final = 10.0
@@ -78,7 +79,8 @@ class GuardConfig:
 
         if self.rule == "robust" and self.multiplier is not None:
             raise UsageError(
-                f'multiplier={self.multiplier!r} belongs to rule="mean"; rule="robust" is set by k (now {self.k!r}). '
+                f'multiplier={spelled(self.multiplier)} belongs to rule="mean"; rule="robust" is set by k (now '
+                f"{spelled(self.k)}). "
                 'Leave multiplier out, or use rule="mean".'
             )
         check_k(self.k)
@@ -141,9 +143,12 @@ def _plain_number(value: Any) -> Any:
     """A setting that came as a numpy number, as a plain one; anything else as it is, for the checks to judge."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return int(value) if isinstance(value, Integral) else float(value)
+    except OverflowError:  # a fraction beyond every float
+        return value
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r} is none of the choices: use {' or '.join(map(repr, choices))}.")
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{name}={spelled(value)} is none of the choices: use {' or '.join(map(repr, choices))}.")

@@ -18,10 +18,10 @@ from trimtab.guard.config import DEFAULT_K, DEFAULT_MAX_CONSECUTIVE_SKIPS, Guard
 from trimtab.notices import say, warn
 from trimtab.rules.mean import MeanRule
 from trimtab.rules.robust import RobustRule
-from trimtab.rules.scalar import real_number, whole_number
+from trimtab.rules.scalar import MAX_WHOLE, real_number, spelled, step_number, whole_number
+from trimtab.rules.state import check_state, damaged, read_count, read_entries
 from trimtab.rules.streak import RATE_WINDOW, SkipRate, SkipStreak, round_up
 from trimtab.rules.window import float32
-from trimtab.rules.windowed import check_state
 from trimtab.values import Verdict
 
 STATE_VERSION: Final = 1
@@ -70,13 +70,16 @@ class _Guard:
         self._max_finite: float = math.inf if limit == "never" else limit or default
         # "never" switches the policy off, not the warning: that one decides nothing.
         self._max_nonfinite = default if limit == "never" else limit or default
-        self._streak = SkipStreak(num_losses=self._rule.window_size if self._rule else 1)
+        self._streak = self._new_streak()
         self._rate = SkipRate()
         self._last_step: int | None = None
         self._said: set[str] = set()
         self.num_judged = 0
         self.num_skipped = 0
         self.nonfinite_hint: str | None = None
+
+    def _new_streak(self) -> SkipStreak:
+        return SkipStreak(num_losses=self._rule.window_size if self._rule else 1)
 
     @property
     def config(self) -> GuardConfig:
@@ -105,7 +108,7 @@ class _Guard:
             "rule": self._rule.state_dict() if self._rule else None,
             "streak": self._streak.state_dict(),
             "rate": self._rate.state_dict(),
-            "last_step": None if self._last_step is None else int(self._last_step),
+            "last_step": self._last_step,
             "num_judged": self.num_judged,
             "num_skipped": self.num_skipped,
             "nonfinite_hint": self.nonfinite_hint,
@@ -119,20 +122,47 @@ class _Guard:
             state: What `state_dict()` of a guard with the same settings gave, also after a trip through JSON.
 
         Raises:
-            UsageError: It is of another version, or was saved under another rule or other settings; nothing has
-                changed then.
+            UsageError: It is of another version, was saved under another rule or other settings, or is damaged;
+                nothing has changed then.
         """
         check_state(state, expected={"version": STATE_VERSION})
-        check_state(state["settings"], expected=asdict(self._config))
-        if self._rule:
-            self._rule.load_state_dict(state["rule"])
-        self._streak.load_state_dict(state["streak"])
-        self._rate.load_state_dict(state["rate"])
-        self._last_step = state["last_step"]
-        self.num_judged = state["num_judged"]
-        self.num_skipped = state["num_skipped"]
-        self.nonfinite_hint = state["nonfinite_hint"]
-        self._said = set(state["said"])
+        keys = (
+            "settings",
+            "rule",
+            "streak",
+            "rate",
+            "last_step",
+            "num_judged",
+            "num_skipped",
+            "nonfinite_hint",
+            "said",
+        )
+        settings, rule_state, streak_state, rate_state, last_step, judged, skipped, hint, said = read_entries(
+            state, keys, where="the guard"
+        )
+        check_state(settings, expected=asdict(self._config))
+        # Into fresh objects first: what turns out to be damaged late must not leave half of it behind.
+        rule, streak, rate = self._config.build_rule(), self._new_streak(), SkipRate()
+        if rule is not None:
+            rule.load_state_dict(rule_state)
+        streak.load_state_dict(streak_state)
+        rate.load_state_dict(rate_state)
+        num_judged = read_count(judged, name="num_judged")
+        num_skipped = read_count(skipped, name="num_skipped")
+        if num_skipped > num_judged or rate.last_place > num_judged:
+            raise damaged(
+                f"num_skipped is {num_skipped}, the last skip was at {rate.last_place}, of {num_judged} judged"
+            )
+        if last_step is not None and (type(last_step) is not int or abs(last_step) > MAX_WHOLE):
+            raise damaged(f"last_step is {spelled(last_step)}, not a whole number or None")
+        if hint is not None and not isinstance(hint, str):
+            raise damaged(f"nonfinite_hint is {spelled(hint)}, not text or None")
+        if not isinstance(said, list) or not all(isinstance(cause, str) for cause in said):
+            raise damaged(f"said is {spelled(said)}, not a list of texts")
+
+        self._rule, self._streak, self._rate, self._last_step = rule, streak, rate, last_step
+        self.num_judged, self.num_skipped = num_judged, num_skipped
+        self.nonfinite_hint, self._said = hint, set(said)
 
     def _decide(self, loss: float, step: int | None) -> Verdict:
         rule = self._rule
@@ -271,16 +301,18 @@ class LossGuard(_Guard):
         Args:
             loss: Mean loss of the micro-batch: a number, or anything with one element that holds one (a numpy scalar,
                 a 0-d tensor).
-            step: Optimizer step; one that is smaller than the last clears the history.
+            step: Optimizer step, a whole number; one that is smaller than the last clears the history.
 
         Returns:
             Whether to keep it, why, and what it was compared with.
 
         Raises:
-            UsageError: `loss` is not one real number.
+            UsageError: `loss` is not one real number, or `step` no whole number.
             GuardLockupError: `max_consecutive_skips` reached under `on_lockup="raise"`; nothing is remembered of this
                 micro-batch.
         """
+        if step is not None:
+            step = step_number(step)
         return self._decide(loss if type(loss) is float else real_number(loss, name="loss"), step)
 
 
@@ -307,20 +339,22 @@ class PerTokenLossGuard(_Guard):
         Args:
             loss_sum: Sum of the losses of the supervised tokens: a number, or anything with one element.
             num_tokens: How many there are: a whole number of 0 or more, or anything with one element that holds one.
-            step: Optimizer step; one that is smaller than the last clears the history.
+            step: Optimizer step, a whole number; one that is smaller than the last clears the history.
 
         Returns:
             Whether to keep it, why, and what it was compared with.
 
         Raises:
-            UsageError: `loss_sum` is not one real number, or `num_tokens` not one whole number of 0 or more.
+            UsageError: `loss_sum` is not one real number, `num_tokens` not one whole number of 0 or more, or `step` no
+                whole number.
             GuardLockupError: `max_consecutive_skips` reached under `on_lockup="raise"`; nothing is remembered of this
                 micro-batch.
         """
+        if step is not None:
+            step = step_number(step)
         total = loss_sum if type(loss_sum) is float else real_number(loss_sum, name="loss_sum")
-        count = (
-            num_tokens if type(num_tokens) is int and num_tokens >= 0 else whole_number(num_tokens, name="num_tokens")
-        )
+        is_plain = type(num_tokens) is int and 0 <= num_tokens <= MAX_WHOLE
+        count = num_tokens if is_plain else whole_number(num_tokens, name="num_tokens")
         if count == 0:
             return Verdict(keep=True, reason="no_tokens" if self.enabled else "off", loss=0.0)
         return self._decide(total / count, step)

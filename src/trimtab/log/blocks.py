@@ -173,9 +173,13 @@ def decode_steps(raw: bytes) -> StepBlock:
 def encode_events(events: Sequence[Event]) -> Block:
     """An events block; the facts are plain JSON already (`trimtab.log.records`)."""
     steps = [event.step for event in events]
-    document = [{"kind": e.kind, "step": e.step, "time": e.time, "facts": e.facts} for e in events]
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return Block(KIND_EVENTS, len(events), min(steps), max(steps), [text.encode("ascii")])
+    return Block(KIND_EVENTS, len(events), min(steps), max(steps), [f"[{','.join(map(event_text, events))}]".encode()])
+
+
+def event_text(event: Event) -> str:
+    """One event of an events block, as JSON in ASCII."""
+    document = {"kind": event.kind, "step": event.step, "time": event.time, "facts": event.facts}
+    return json.dumps(document, allow_nan=False, separators=(",", ":"))
 
 
 def decode_events(raw: bytes) -> list[Event]:

@@ -89,7 +89,8 @@ class StepColumns(NamedTuple):
         clipped: (N,) int8, 1 clipped, 0 not, -1 unknown.
         loss_scale: (N,) float64, the gradient scaler's scale; NaN without one.
         wall_s: (N,) float64, seconds since the previous step ended; NaN if unknown.
-        num_tokens: (N,) int64, supervised tokens of the step on this rank.
+        num_tokens: (N,) int64, supervised tokens of the step on this rank; -1 where nobody counted them; 0 with a
+            NaN loss: nothing was measured.
         num_skipped_micros: (N,) int64.
         num_skipped_tokens: (N,) int64.
     """

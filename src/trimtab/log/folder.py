@@ -17,7 +17,7 @@ from typing import Final
 from trimtab.errors import LogError, UsageError
 from trimtab.log.frames import MAX_ATTEMPT
 from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
-from trimtab.log.scan import highest_attempt
+from trimtab.log.scan import first_header, highest_attempt
 from trimtab.values import RunHeader
 
 HEADER_NAME: Final = "run.json"
@@ -55,12 +55,17 @@ def run_path(out: str | os.PathLike[str], run_id: str) -> Path:
     Raises:
         UsageError: The id cannot be a folder's name.
     """
-    if not RUN_ID.match(run_id):
+    check_run_id(run_id)
+    return Path(os.path.abspath(out)) / RUNS_NAME / run_id
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuses an id that cannot be a folder's name, with `UsageError`."""
+    if not isinstance(run_id, str) or not RUN_ID.match(run_id):
         raise UsageError(
             f"run_id {run_id!r} cannot name a folder: expected 1 to 64 letters, digits, '.', '_' or '-', "
             "the first a letter or digit"
         )
-    return Path(os.path.abspath(out)) / RUNS_NAME / run_id
 
 
 def create_run(out: str | os.PathLike[str], header: RunHeader) -> RunFolder:
@@ -106,13 +111,20 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
 
     Raises:
         LogError: There is no such run, or it was written by a newer version.
-        UsageError: The id cannot be a folder's name, or there were 65,535 attempts.
+        UsageError: The id cannot be a folder's name, what is in the folder belongs to another run, or there were
+            65,535 attempts.
         OSError: The folder cannot be listed.
     """
     path = run_path(out, run_id)
     if not is_run_folder(path):
         raise LogError(f"no run {run_id} in {path.parent}; expected the folder {path} with a {HEADER_NAME} or journals")
-    read_header(path)  # a newer version is refused before anything is appended
+    # A newer version and another run are refused before anything is appended: no reader would take it.
+    file, found = _found_id(path)
+    if found is not None and found != run_id:
+        raise UsageError(
+            f"{file} names the run {found!r}, and the folder is {run_id!r}: it was copied or renamed. Give the folder "
+            f"its name back and continue run_id={found!r}, or choose a run_id that is not there yet"
+        )
     attempt = 1 + max((highest_attempt(journal) for _, journal in journals(path)), default=0)
     if attempt > MAX_ATTEMPT:
         raise UsageError(f"run {run_id} in {path.parent} has been continued {MAX_ATTEMPT} times; start a new run")
@@ -120,8 +132,11 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether the folder holds a `run.json` or a journal."""
-    return path.is_dir() and ((path / HEADER_NAME).is_file() or bool(journals(path)))
+    """Whether the folder holds a `run.json` or a journal; False for one that cannot be looked into."""
+    try:
+        return path.is_dir() and ((path / HEADER_NAME).is_file() or bool(journals(path)))
+    except (OSError, ValueError):  # no permission, a name that is too long, or no name for the system at all
+        return False
 
 
 def run_folders(out: str | os.PathLike[str]) -> list[Path]:
@@ -129,7 +144,7 @@ def run_folders(out: str | os.PathLike[str]) -> list[Path]:
     runs = Path(os.path.abspath(out)) / RUNS_NAME
     try:
         entries = sorted(runs.iterdir())
-    except OSError:
+    except (OSError, ValueError):
         return []
     return sorted(filter(is_run_folder, entries), key=_started)
 
@@ -153,6 +168,18 @@ def read_header(path: Path) -> tuple[RunHeader | None, list[str]]:
     except OSError as error:
         return None, [f"{file}: {error.strerror}"]
     return load_header(data, where=str(file))
+
+
+def _found_id(path: Path) -> tuple[Path, str | None]:
+    """Which run a reader would take the folder for, and which file says so; None where nothing does."""
+    header, _ = read_header(path)
+    if header is not None and header.run_id is not None:
+        return path / HEADER_NAME, header.run_id
+    for _, journal in journals(path):
+        header = first_header(journal)
+        if header is not None:
+            return journal, header.run_id
+    return path, None
 
 
 def _started(path: Path) -> tuple[float, str]:

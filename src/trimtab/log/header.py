@@ -23,12 +23,15 @@ _DEFAULTS: Final = RunHeader(run_id=None, backend="unknown")
 
 
 def dump_header(header: RunHeader) -> bytes:
-    """Strict JSON in ASCII, with `"version": 1`. UsageError if a field is not of its type."""
+    """Strict JSON in ASCII, with `"version": 1`. UsageError if a field is not of its type, or the whole too long."""
     document: dict[str, Any] = {"version": HEADER_VERSION, **asdict(header)}
     for name, fits in _FITS.items():
         if not fits(document[name]):
             raise UsageError(f"the run header's {name} is {document[name]!r}, which a log cannot hold")
-    return json.dumps(document, indent=2, allow_nan=False).encode("ascii")
+    data = json.dumps(document, indent=2, allow_nan=False).encode("ascii")
+    if len(data) > MAX_HEADER_SIZE:
+        raise UsageError(f"the run header is {len(data)} bytes as JSON, and a log holds at most {MAX_HEADER_SIZE}")
+    return data
 
 
 def load_header(data: bytes, *, where: str) -> tuple[RunHeader | None, list[str]]:

@@ -10,6 +10,7 @@ its own offset, and a reader finds it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -24,6 +25,8 @@ if sys.platform != "win32":  # there, one writer is the user's promise
     import fcntl
 
 _SYNC_INTERVAL_S: Final = 1.0
+_NO_SYNC: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system says that cannot sync; one whose disk is broken says something else."""
 
 
 def journal_name(rank: int) -> str:
@@ -85,16 +88,50 @@ class JournalWriter:
         self._unsynced = True
         written = self._write(self._fd, rest)
         while written < len(rest):  # a full disk takes a part and refuses the rest
+            if written <= 0:
+                raise OSError(errno.EIO, "the file takes no more bytes and does not say why", str(self.path))
             rest = rest[written:]
             written = self._write(self._fd, rest)
         return offset
 
+    def is_in_place(self) -> bool:
+        """Whether the file is where it was opened; False if it was moved, and what is appended goes into it there.
+
+        Costs two system calls. A file system that does not answer is no reason to stop: a write will tell.
+
+        Raises:
+            FileNotFoundError: The file was deleted, or another one stands in its place: what is appended is lost to
+                whoever looks for it.
+        """
+        here = os.fstat(self._fd)
+        if here.st_nlink == 0:
+            raise FileNotFoundError(f"{self.path} was deleted while the run wrote to it")
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        if not os.path.samestat(here, there):
+            raise FileNotFoundError(f"{self.path} was replaced by another file while the run wrote to it")
+        return True
+
     def sync(self, *, force: bool = False) -> None:
-        """Puts what was written on the disk itself, at most once a second unless forced."""
+        """Puts what was written on the disk itself, at most once a second unless forced.
+
+        A file system that cannot is left to its own time, like one without locks.
+
+        Raises:
+            OSError: The disk failed.
+        """
         now = self._clock()
         if not self._unsynced or (now - self._synced_at < _SYNC_INTERVAL_S and not force):
             return
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
         self._unsynced = False
         self._synced_at = now
 

@@ -1,7 +1,8 @@
 """Turns what is handed to the recorder into blocks, in the writer thread.
 
-Enters: `MicroBatch`, `StepRow`, `Event` with arrays of any kind. Leaves: blocks for the journal, and a reason for each
-item that cannot be recorded. Invariant: one bad item costs that item and none of its neighbours.
+Enters: `MicroBatch`, `StepRow`, `Event` with arrays of any kind. Leaves: blocks for the journal, each of which fits a
+frame, and a reason for each item that cannot be recorded. Invariant: one bad item costs that item and none of its
+neighbours.
 
 Policy: rows are int64, `num_tokens` 0 to 2**31 - 1, `loss_sums` are rounded to float32 (beyond its range: infinite). An
 entry without tokens is recorded with loss 0. Nothing is clipped: an item outside these ranges is refused.
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.errors import TrimtabError
 from trimtab.log.blocks import (
     MAX_RECORDS,
     MicroColumns,
@@ -23,14 +25,20 @@ from trimtab.log.blocks import (
     encode_events,
     encode_rows,
     encode_steps,
+    event_text,
 )
-from trimtab.log.frames import Block
+from trimtab.log.frames import MAX_PAYLOAD, Block
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, StepRow, json_number
 
 _Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _MAX_FACTS_DEPTH: Final = 16
+
+MAX_FACTS: Final = 1 << 20
+"""Values that one event may hold."""
+
 _Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 _Joined = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
 
@@ -41,47 +49,72 @@ class RefusedError(Exception):
 
 def row_blocks(items: Sequence[MicroBatch]) -> tuple[list[Block], list[str]]:
     """Rows blocks of the micro-batches in their order, and why some were refused."""
-    whole, refused = _each_or_all(items, _gather)
-    return [encode_rows(part) for columns in whole for part in _split(columns)], refused
+    return _all_but_the_bad(items, lambda some: [encode_rows(part) for part in _split(_gather(some))])
 
 
 def step_blocks(items: Sequence[StepRow]) -> tuple[list[Block], list[str]]:
     """Steps blocks, and why some steps were refused."""
-    whole, refused = _each_or_all(items, _gather_steps)
-    return [encode_steps(columns) for columns in whole], refused
+    return _all_but_the_bad(items, lambda some: [encode_steps(_gather_steps(some))])
 
 
 def event_blocks(items: Sequence[Event]) -> tuple[list[Block], list[str]]:
-    """Events blocks, and why some events were refused."""
-    whole, refused = _each_or_all(items, lambda events: encode_events([_plain_event(event) for event in events]))
-    return whole, refused
+    """Events blocks, as many as it takes for each to fit a frame, and why some events were refused."""
+    plain, refused = _all_but_the_bad(items, lambda some: [_plain_event(event) for event in some])
+    sized: list[tuple[Event, int]] = []
+    for event in plain:
+        size = len(event_text(event)) + 2  # in a list
+        if size <= MAX_PAYLOAD:
+            sized.append((event, size))
+        else:
+            refused.append(
+                f"event {event.kind[:40]!r} of step {event.step} is {size} bytes as JSON, and a frame holds at most "
+                f"{MAX_PAYLOAD}; write what it carries into a file of your own and record the file's name"
+            )
+    return [encode_events(group) for group in _groups(sized)], refused
 
 
-_Gathered = TypeVar("_Gathered")
+def spell_fault(fault: BaseException | str, *, max_length: int = 500) -> str:
+    """What went wrong as one short line of printable ASCII, whatever the error holds and even if it has no words."""
+    try:
+        text = fault if isinstance(fault, str) else str(fault)
+    except Exception:  # noqa: BLE001 - an error of somebody's own that cannot say what it is
+        text = ""
+    if not isinstance(fault, (str, RefusedError, TrimtabError, OSError)) or not text:
+        text = f"{type(fault).__name__}: {text}" if text else type(fault).__name__
+    cut = text[:max_length].encode("ascii", "backslashreplace").decode("ascii")
+    line = "".join(char if " " <= char <= "~" else " " for char in cut)
+    return line[:max_length] + ("..." if len(text) > max_length else "")
 
 
-def _each_or_all(
-    items: Sequence[_Item], gather: Callable[[Sequence[_Item]], _Gathered]
-) -> tuple[list[_Gathered], list[str]]:
-    """All items at once; where that fails, one by one, so that only the bad ones are left out."""
+def _all_but_the_bad(
+    items: Sequence[_Item], make: Callable[[Sequence[_Item]], list[_Made]]
+) -> tuple[list[_Made], list[str]]:
+    """All items at once; where that fails, one half and then the other, so that only the bad ones are left out."""
     if not items:
         return [], []
     try:
-        return [gather(items)], []
+        return make(items), []
     except Exception as error:  # noqa: BLE001 - whatever a foreign array raises costs its item, never the recorder
         if len(items) == 1:
-            return [], [_reason(error)]
-    gathered: list[_Gathered] = []
-    refused: list[str] = []
-    for item in items:
-        good, bad = _each_or_all([item], gather)
-        gathered += good
-        refused += bad
-    return gathered, refused
+            return [], [spell_fault(error)]
+    half = len(items) // 2
+    made, refused = _all_but_the_bad(items[:half], make)
+    more_made, more_refused = _all_but_the_bad(items[half:], make)
+    return made + more_made, refused + more_refused
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
+def _groups(sized: Sequence[tuple[Event, int]]) -> Iterator[list[Event]]:
+    """The events with their sizes, in groups that fit a frame even where nothing compresses."""
+    group: list[Event] = []
+    total = 0
+    for event, size in sized:
+        if group and total + size > MAX_PAYLOAD:
+            yield group
+            group, total = [], 0
+        group.append(event)
+        total += size
+    if group:
+        yield group
 
 
 def _gather(items: Sequence[MicroBatch]) -> MicroColumns:
@@ -248,22 +281,32 @@ def _plain_event(event: Event) -> Event:
     time = float(event.time)
     if not abs(time) < 1e300:
         raise RefusedError(f"event {event.kind!r}: time {time}")
-    return Event(str(event.kind), step, time, {str(key): _plain(fact, 0) for key, fact in event.facts.items()})
+    plain = _PlainFacts()
+    return Event(str(event.kind), step, time, {str(key): plain.of(fact, 0) for key, fact in event.facts.items()})
 
 
-def _plain(fact: Any, depth: int) -> Any:
-    """A fact as strict JSON holds it; what JSON has no form for becomes text."""
-    if fact is None or isinstance(fact, (bool, str)):
-        return fact
-    if isinstance(fact, int):
-        return int(fact) if abs(fact) <= _INT64_MAX else str(fact)
-    if isinstance(fact, float):
-        return json_number(float(fact))
-    if depth < _MAX_FACTS_DEPTH:
-        if isinstance(fact, dict):
-            return {str(key): _plain(value, depth + 1) for key, value in fact.items()}
-        if isinstance(fact, (list, tuple)):
-            return [_plain(value, depth + 1) for value in fact]
-    if hasattr(fact, "tolist"):  # numpy scalars, arrays, tensors
-        return _plain(fact.tolist(), depth + 1) if depth < _MAX_FACTS_DEPTH else str(fact)
-    return str(fact)
+class _PlainFacts:
+    """Facts as strict JSON holds them; what JSON has no form for becomes text. One object an event: it counts."""
+
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def of(self, fact: Any, depth: int) -> Any:
+        """The plain form of one fact, `depth` containers deep."""
+        self._num_values += 1
+        if self._num_values > MAX_FACTS:  # a list that holds itself twice has no end
+            raise RefusedError(f"an event holds more than {MAX_FACTS} values")
+        if fact is None or isinstance(fact, (bool, str)):
+            return fact
+        if isinstance(fact, int):
+            return int(fact) if abs(fact) <= _INT64_MAX else str(fact)
+        if isinstance(fact, float):
+            return json_number(float(fact))
+        if depth < _MAX_FACTS_DEPTH:
+            if isinstance(fact, dict):
+                return {str(key): self.of(value, depth + 1) for key, value in fact.items()}
+            if isinstance(fact, (list, tuple)):
+                return [self.of(value, depth + 1) for value in fact]
+        if hasattr(fact, "tolist"):  # numpy scalars, arrays, tensors
+            return self.of(fact.tolist(), depth + 1) if depth < _MAX_FACTS_DEPTH else str(fact)
+        return str(fact)

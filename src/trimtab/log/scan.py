@@ -198,6 +198,15 @@ def highest_attempt(path: Path) -> int:
     return highest
 
 
+def first_header(path: Path) -> RunHeader | None:
+    """What the first attempt frame of a journal says of its run; None if none can be read."""
+    for header, payload in Journal(path).frames((KIND_ATTEMPT,)):
+        run, _ = _attempt(header, payload)
+        if run is not None:
+            return run
+    return None
+
+
 def starts_like_a_journal(path: Path) -> bool:
     """Whether the file begins with a frame's magic."""
     with _open(path) as file:

@@ -108,7 +108,7 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
     """Row sums and step records, one line an attempt and step; the lowest rank's record speaks for its step.
 
     Where no rows were recorded, or rows without what each of them cost, the loss is the one that the records report:
-    ranks report the same mean or their own, weighted by tokens both come out right.
+    ranks report the same mean or their own, weighted by tokens both come out right. 0 tokens and NaN are no loss.
     """
     records = _last_of_each_rank(records)
     attempt = np.concatenate((sums.attempt, records.attempt))
@@ -129,10 +129,14 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
     loss = fill(_mean(sums.loss_sum, sums.num_tokens.astype(np.float64)), np.nan, where=from_rows)
     has_loss = num_tokens > 0
 
-    record_tokens = np.bincount(from_record, weights=records.num_tokens, minlength=num_lines).astype(np.int64)
-    by_record = (num_tokens == 0) & ((record_tokens > 0) | (sums.step.size == 0))
-    known = by_record[from_record] & ~np.isin(records.reason, _NOTHING_MEASURED)
-    # A log without token counts weighs every rank alike.
+    counted = np.maximum(records.num_tokens, 0)
+    record_tokens = np.bincount(from_record, weights=counted, minlength=num_lines).astype(np.int64)
+    # -1: nobody counted, the loss stands as it is. 0 and NaN: the mean over no tokens, which is no loss.
+    nothing = (records.num_tokens == 0) & np.isnan(records.loss)
+    speaks = np.bincount(from_record[records.num_tokens != 0], minlength=num_lines) > 0
+    by_record = (num_tokens == 0) & (speaks | (sums.step.size == 0))
+    known = by_record[from_record] & ~nothing & ~np.isin(records.reason, _NOTHING_MEASURED)
+    # Where tokens were not counted, every rank weighs alike.
     weight = np.where(records.num_tokens > 0, records.num_tokens, 1).astype(np.float64)[known]
     weights = np.bincount(from_record[known], weights=weight, minlength=num_lines)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -198,7 +198,8 @@ def events_table(log: _Readable) -> Table:
         yield {
             "step": np.array([event.step for event in events], np.int64),
             "time": np.array([event.time for event in events], np.float64),
-            "kind": np.array([event.kind for event in events], object),
+            # A lone surrogate, which JSON can spell, is no text for DuckDB.
+            "kind": np.array([e.kind.encode("utf-8", "backslashreplace").decode("utf-8") for e in events], object),
             "facts": np.array([json.dumps(event.facts) for event in events], object),
         }
 

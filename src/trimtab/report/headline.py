@@ -68,8 +68,12 @@ def _why_this_step(findings: Findings) -> list[str]:
     if findings.step_reason != "grad_norm_before":
         return []
     if any(spike.severity != "notice" for spike in findings.spikes):
-        return [f"The gradient norm jumped at step {findings.step}: its rows come first, the loss shows the harm later."]
-    return [f"The gradient norm jumped at step {findings.step}, but no loss is out of line: its rows are only suspects."]
+        return [
+            f"The gradient norm jumped at step {findings.step}: its rows come first, the loss shows the harm later."
+        ]
+    return [
+        f"The gradient norm jumped at step {findings.step}, but no loss is out of line: its rows are only suspects."
+    ]
 
 
 def _row_in_words(row: RowShare, *, step: int, num_nonfinite: int) -> str:

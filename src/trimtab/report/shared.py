@@ -20,12 +20,16 @@ MAX_SHARED = 20
 def render_shared(shared: Sequence[SharedSpike], *, num_runs: int, console: Console) -> None:
     """Draws what spikes in two of the runs or more."""
     say(console, "")
+    if num_runs == 1:
+        say(console, "These are logs of one run: there is nothing to compare.")
+        return
     if not shared:
         say(console, f"No step and no leading row is out of line in more than one of the {num_runs} runs.")
     for spike in shared[:MAX_SHARED]:
         say(console, _in_words(spike, num_runs=num_runs))
     if len(shared) > MAX_SHARED:
-        say(console, f"and {len(shared) - MAX_SHARED} more shared spikes; --json lists them")
+        more = len(shared) - MAX_SHARED
+        say(console, f"and {more} more shared spike{'' if more == 1 else 's'}; --json lists them")
 
 
 def _in_words(spike: SharedSpike, *, num_runs: int) -> str:

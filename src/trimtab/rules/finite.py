@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from trimtab.rules.state import check_state
 from trimtab.rules.window import float32
-from trimtab.rules.windowed import STATE_VERSION, check_state
+from trimtab.rules.windowed import STATE_VERSION
 from trimtab.values import Verdict
 
 

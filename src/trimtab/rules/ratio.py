@@ -6,11 +6,12 @@ is kept as `baseline_not_positive`. What happens to a spike is the caller's choi
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import abstractmethod
 from typing import ClassVar
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import spelled
 from trimtab.rules.windowed import WindowedRule
 from trimtab.values import Verdict
 
@@ -67,8 +68,10 @@ def check_multiplier(multiplier: float) -> None:
     Raises:
         UsageError: It is not a finite number above 1.
     """
-    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or not 1 < multiplier < math.inf:
+    # Against the largest float, not infinity: an int beyond it is finite and yet no float.
+    is_number = isinstance(multiplier, int | float) and not isinstance(multiplier, bool)
+    if not is_number or not 1 < multiplier <= sys.float_info.max:
         raise UsageError(
-            f"multiplier={multiplier!r} makes no sense: use a finite number above 1, for example 2.0 "
+            f"multiplier={spelled(multiplier)} makes no sense: use a finite number above 1, for example 2.0 "
             "(a loss of twice the baseline is still normal)."
         )

@@ -7,10 +7,11 @@ skipped value stays out of the window; offline every finite value is absorbed, s
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import ClassVar
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import spelled
 from trimtab.rules.window import Window
 from trimtab.rules.windowed import WindowedRule
 from trimtab.values import Verdict
@@ -91,7 +92,8 @@ def robust_scale(window: Window) -> float:
 
 def check_k(k: float) -> None:
     """Refuses a k that is not a finite, positive number, with `UsageError`."""
-    if isinstance(k, bool) or not isinstance(k, int | float) or not 0 < k < math.inf:
+    # Against the largest float, not infinity: an int beyond it is finite and yet no float.
+    if isinstance(k, bool) or not isinstance(k, int | float) or not 0 < k <= sys.float_info.max:
         raise UsageError(
-            f"k={k!r} makes no sense: use a finite number above 0, for example 10.0 (scales above the median)."
+            f"k={spelled(k)} makes no sense: use a finite number above 0, for example 10.0 (scales above the median)."
         )

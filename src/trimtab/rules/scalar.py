@@ -8,28 +8,60 @@ from __future__ import annotations
 
 import math
 from numbers import Integral
-from typing import Any, SupportsFloat
+from typing import Any, Final, SupportsFloat
 
 from trimtab.errors import UsageError
 
+MAX_WHOLE: Final = 2**63 - 1
+"""Largest step or count: what the log and every framework hold."""
+
+_MAX_SPELLED: Final = 80
+
 
 def real_number(value: Any, *, name: str) -> float:
-    """One real number out of what a trainer may hold it in; waits for a device."""
+    """One real number out of what a trainer may hold it in; waits for a device.
+
+    A number beyond every float is infinite, and judged as such.
+    """
     found = _only_element(value, name=name)
-    if isinstance(found, bool) or not isinstance(found, SupportsFloat):
-        raise UsageError(f"{name} is {_describe(value)}: expected one real number. Pass the mean or sum as a float.")
-    return float(found)
+    if not isinstance(found, bool) and isinstance(found, SupportsFloat):
+        try:
+            return float(found)
+        except OverflowError:
+            return math.inf if found > 0 else -math.inf  # type: ignore[operator]
+        except (TypeError, ValueError):  # a signalling NaN, a number type that refuses
+            pass
+    raise UsageError(f"{name} is {_describe(value)}: expected one real number. Pass the mean or sum as a float.")
 
 
 def whole_number(value: Any, *, name: str) -> int:
     """One whole number of 0 or more out of what a trainer may hold it in; waits for a device."""
     found = _only_element(value, name=name)
-    if isinstance(found, bool) or not isinstance(found, Integral) or found < 0:
+    if isinstance(found, bool) or not isinstance(found, Integral) or not 0 <= int(found) <= MAX_WHOLE:
         raise UsageError(
             f"{name} is {_describe(value)}: expected one whole number of 0 or more. Count the supervised tokens, for "
             "example int(mask.sum())."
         )
     return int(found)
+
+
+def step_number(value: Any) -> int:
+    """An optimizer step as a plain int; `UsageError` where it is none."""
+    if type(value) is int and -MAX_WHOLE <= value <= MAX_WHOLE:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral) or not -MAX_WHOLE <= int(value) <= MAX_WHOLE:
+        raise UsageError(f"step is {_describe(value)}: expected a whole number, the optimizer step, or None.")
+    return int(value)
+
+
+def spelled(value: Any) -> str:
+    """A value as it may stand in an error: short, on one line, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - Python spells no int of 5,000 digits, and other types refuse as they like
+        return f"a {type(value).__name__} that cannot be spelled"
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_SPELLED else text[:_MAX_SPELLED] + "..."
 
 
 def _only_element(value: Any, *, name: str) -> object:
@@ -47,4 +79,4 @@ def _describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape):
         return f"of type {type(value).__name__} and shape {tuple(shape)}"
-    return f"{value!r} of type {type(value).__name__}"
+    return f"{spelled(value)} of type {type(value).__name__}"

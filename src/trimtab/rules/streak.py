@@ -10,6 +10,10 @@ import math
 from collections import deque
 from typing import Any
 
+from trimtab.rules.scalar import spelled
+from trimtab.rules.state import damaged, is_finite, read_count, read_entries
+from trimtab.rules.window import read_losses
+
 RATE_WINDOW = 1_000
 """Verdicts over which the rate of skips is taken."""
 
@@ -52,11 +56,17 @@ class SkipStreak:
         return {"num_finite": self.num_finite, "num_nonfinite": self.num_nonfinite, "losses": list(self.losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a `state_dict()`."""
-        self.num_finite = state["num_finite"]
-        self.num_nonfinite = state["num_nonfinite"]
+        """Takes over a `state_dict()`; `UsageError`, and nothing has changed, if it is none."""
+        finite, nonfinite, kept = read_entries(state, ("num_finite", "num_nonfinite", "losses"), where="streak")
+        num_finite = read_count(finite, name="streak's num_finite")
+        num_nonfinite = read_count(nonfinite, name="streak's num_nonfinite")
+        losses = read_losses(kept, where="streak")
+        assert self.losses.maxlen is not None
+        if len(losses) != min(num_finite, self.losses.maxlen):
+            raise damaged(f"streak holds {len(losses)} losses of {num_finite} that were skipped in a row")
+        self.num_finite, self.num_nonfinite = num_finite, num_nonfinite
         self.losses.clear()
-        self.losses.extend(state["losses"])
+        self.losses.extend(losses)
 
 
 class SkipRate:
@@ -84,6 +94,11 @@ class SkipRate:
         """How many skips are held."""
         return len(self._skips)
 
+    @property
+    def last_place(self) -> int:
+        """Which verdict the newest held skip was; 0 if none is held."""
+        return self._skips[-1][0] if self._skips else 0
+
     def setting_within(self, num_verdicts: int) -> float:
         """The smallest setting under which at most 1 % of `num_verdicts` verdicts would have been these skips."""
         num_allowed = num_verdicts * RATE_PERCENT // 100
@@ -94,9 +109,24 @@ class SkipRate:
         return {"skips": [list(skip) for skip in self._skips]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a `state_dict()`."""
+        """Takes over a `state_dict()`; `UsageError`, and nothing has changed, if it is none."""
+        (entries,) = read_entries(state, ("skips",), where="rate")
+        assert self._skips.maxlen is not None
+        if not isinstance(entries, list) or len(entries) > self._skips.maxlen:
+            raise damaged(f"rate holds {spelled(entries)}, not a list of {self._skips.maxlen} skips at most")
+        skips = [_read_skip(entry) for entry in entries]
+        places = [place for place, _ in skips]
+        if places != sorted(set(places)):
+            raise damaged(f"rate holds skips at {places}, which do not ascend")
         self._skips.clear()
-        self._skips.extend((place, needed) for place, needed in state["skips"])
+        self._skips.extend(skips)
+
+
+def _read_skip(entry: Any) -> tuple[int, float]:
+    """One saved skip: its place, and the setting it needed, which is positive."""
+    if not isinstance(entry, list | tuple) or len(entry) != 2 or not is_finite(entry[1]) or not entry[1] > 0:
+        raise damaged(f"rate holds {spelled(entry)}, not a place and the setting that was needed")
+    return read_count(entry[0], name="rate's place"), float(entry[1])
 
 
 def round_up(x: float, *, digits: int) -> float:

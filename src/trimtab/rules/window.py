@@ -11,11 +11,36 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from ctypes import c_float
+from typing import Any
+
+from trimtab.rules.scalar import spelled
+from trimtab.rules.state import damaged, is_finite, read_entries
 
 
 def float32(x: float) -> float:
     """The float32 nearest to `x`, as a Python float; what float32 cannot hold becomes infinite, NaN stays NaN."""
-    return c_float(x).value
+    try:
+        return c_float(x).value
+    except OverflowError:  # an int beyond every float
+        return math.inf if x > 0 else -math.inf
+
+
+def read_losses(values: Any, *, where: str) -> list[float]:
+    """The finite float32 values of a saved list.
+
+    Args:
+        values: What should be that list.
+        where: What it belongs to.
+
+    Raises:
+        UsageError: It is something else; says what was found.
+    """
+    if not isinstance(values, list):
+        raise damaged(f"{where} holds {spelled(values)}, not a list")
+    for value in values:
+        if not is_finite(value) or float32(value) != value:
+            raise damaged(f"{where} holds {spelled(value)}, which is no finite float32 value")
+    return [float(value) for value in values]
 
 
 def middle(ordered: list[float]) -> float:
@@ -90,5 +115,9 @@ class Window:
         return {"values": self.values()}
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        """Takes over the values of a `state_dict()`."""
-        self.replace(state["values"])
+        """Takes over the values of a `state_dict()`; `UsageError`, and nothing has changed, if it is none."""
+        (values,) = read_entries(state, ("values",), where="window")
+        values = read_losses(values, where="window")
+        if len(values) > self.size:
+            raise damaged(f"it has {len(values)} values in a window of {self.size}")
+        self.replace(values)

@@ -12,10 +12,15 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import spelled
+from trimtab.rules.state import check_state, read_entries
 from trimtab.rules.window import Window, float32
 from trimtab.values import Verdict
 
 STATE_VERSION = 1
+
+MAX_SIZE = 2**31 - 1
+"""Largest window, and largest number of anything that is counted against one."""
 
 
 class WindowedRule(ABC):
@@ -101,29 +106,12 @@ class WindowedRule(ABC):
             state: What `state_dict()` of the same rule with the same settings gave.
 
         Raises:
-            UsageError: It is of another version or rule, or was saved under other settings; nothing has changed then.
+            UsageError: It is of another version or rule, was saved under other settings, or is damaged; nothing has
+                changed then.
         """
         check_state(state, expected={"version": STATE_VERSION, "rule": self.name, "settings": self.settings})
-        self._window.load_state_dict(state["window"])
-
-
-def check_state(state: dict[str, Any], *, expected: dict[str, Any]) -> None:
-    """Refuses a state that was not saved by the object that is to take it over.
-
-    Args:
-        state: A `state_dict()`.
-        expected: The entries that must be found in it, unchanged.
-
-    Raises:
-        UsageError: An entry is missing or differs; names it, what was found, and what to do.
-    """
-    for key, wanted in expected.items():
-        found = state.get(key)
-        if found != wanted:
-            raise UsageError(
-                f"This state was saved with {key} {found!r}; here {key} is {wanted!r}. Build the guard or rule as it "
-                "was when the state was saved, or leave the state out: the history then starts empty."
-            )
+        (window,) = read_entries(state, ("window",), where="the rule")
+        self._window.load_state_dict(window)
 
 
 def check_history(window_size: int, *, min_history: int) -> None:
@@ -146,6 +134,6 @@ def check_history(window_size: int, *, min_history: int) -> None:
 
 
 def check_whole(value: int, *, name: str) -> None:
-    """Refuses anything but a whole number of 1 or more, with `UsageError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name}={value!r} makes no sense: use a whole number of 1 or more.")
+    """Refuses anything but a whole number of 1 or more (and no more than a window can have), with `UsageError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise UsageError(f"{name}={spelled(value)} makes no sense: use a whole number from 1 to {MAX_SIZE}.")

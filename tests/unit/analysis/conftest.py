@@ -17,14 +17,14 @@ CURVES = Path(__file__).parents[2] / "data" / "curves"
 class FabricatedLog:
     """A log of given records, in blocks of `block_rows`; counts how often it was read, and how far."""
 
-    def __init__(self, rows, *, steps=(), block_rows=7, run_id="r"):
+    def __init__(self, rows, *, steps=(), block_rows=7, run_id="r", dtype=np.float32):
         self.header = RunHeader(run_id=run_id, backend="test")
         self.path = "fabricated"
         self.size_bytes = 100
         self.has_rows = bool(len(rows))
         self.ranges = []
         self.num_records_read = 0
-        self._rows = rows_of(rows) if isinstance(rows, list) else rows
+        self._rows = rows_of(rows, dtype) if isinstance(rows, list) else rows
         self._steps = steps_of(steps)
         self._block_rows = block_rows
 
@@ -46,7 +46,7 @@ class FabricatedLog:
         return self._steps
 
 
-def rows_of(records):
+def rows_of(records, dtype):
     """`records`: (step, row, loss_sum, tokens), and as keywords attempt, micro, rank."""
     full = [{"attempt": 1, "micro": 0, "rank": 0, **(r[4] if len(r) > 4 else {})} for r in records]
     return RowColumns(
@@ -55,7 +55,7 @@ def rows_of(records):
         micro=np.array([f["micro"] for f in full], np.int32),
         rank=np.array([f["rank"] for f in full], np.int32),
         row=np.array([r[1] for r in records], np.int64),
-        loss_sum=np.array([r[2] for r in records], np.float32),
+        loss_sum=np.array([r[2] for r in records], dtype),
         num_tokens=np.array([r[3] for r in records], np.int32),
         reason=np.zeros(len(records), np.uint8),
         keep=np.ones(len(records), np.bool_),

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 import trimtab
@@ -13,6 +14,15 @@ from trimtab.errors import LogError, UsageError
 def flat(num_steps, *, first=1, loss=1.0):
     """One row a step: (step, row, loss sum, tokens)."""
     return [(step, 1000 + step, loss * 10, 10) for step in range(first, first + num_steps)]
+
+
+@pytest.fixture
+def log_file(tmp_path):
+    """A rewind.jsonl of one step with row 7."""
+    path = tmp_path / "rewind.jsonl"
+    batch = {"kind": "batch", "step": 1, "micro": 0, "rows": [7], "row_loss": [1.5], "row_tokens": [10]}
+    path.write_text('{"kind": "header", "version": 1, "backend": "mlx"}\n' + json.dumps(batch) + "\n")
+    return path
 
 
 def norms(num_steps, **jumps):
@@ -103,15 +113,40 @@ def test_a_log_of_steps_alone_names_no_row_and_says_so(make_log):
 
 
 def test_what_a_reader_should_know_is_said(make_log):
-    records = [*flat(30), (30, 5, 0.0, 0), (31, 6, 0.0, 0)]
-    records += [(29, 7, 10.0, 10, {"attempt": 2})]
+    records = [*flat(31), (31, 5, 0.0, 0)]
+    records += [(step, 7, 10.0, 10, {"attempt": 2}) for step in (28, 29)]
     findings = rewind_log(make_log(records), notices=["about the choice"])
     assert findings.notices == (
         "about the choice",
         "steps before 21 were judged by the median rule: fewer than 20 steps lie behind them",
-        "3 steps between 29 and 31 left out: a later attempt of the run went over them again",
+        "2 steps from 28 to 29 left out: a later attempt of the run went over them again",
+        "steps 30 to 31 are of attempt 1: attempt 2 has not reached them",
+        "1 row record without supervised tokens, in 1 step: it has no loss",
         "a notice of the reader",
     )
+
+
+def test_an_attempt_that_has_only_just_begun_does_not_hide_the_spike_it_was_started_for(make_log):
+    # given: 61 steps with a spike at 41, resumed at 40, which is all there is of it yet
+    records = flat(61)
+    records[40] = (41, 13, 240.0, 10)
+    records += [(40, 1040, 10.0, 10, {"attempt": 2})]
+    # when
+    findings = rewind_log(make_log(records))
+    # then
+    assert [spike.step for spike in findings.spikes] == [41]
+    assert findings.num_steps == 61
+    assert "step 40 left out: a later attempt of the run went over it again" in findings.notices
+    assert "steps 41 to 61 are of attempt 1: attempt 2 has not reached them" in findings.notices
+
+
+def test_steps_of_several_older_attempts_are_named_together_and_one_alone_in_the_singular(make_log):
+    first, second = flat(10), [(step, 1, 10.0, 10, {"attempt": 2}) for step in range(4, 9)]
+    third = [(2, 1, 10.0, 10, {"attempt": 3})]
+    notices = rewind_log(make_log([*first, *second, *third])).notices
+    assert "steps 3 to 10 are of attempts 1 to 2: attempt 3 has not reached them" in notices
+    notices = rewind_log(make_log([*flat(3), (2, 1, 10.0, 10, {"attempt": 2})])).notices
+    assert "step 3 is of attempt 1: attempt 2 has not reached it" in notices
 
 
 def test_rows_without_tokens_are_counted_and_steps_without_a_loss_too(make_log):
@@ -124,6 +159,53 @@ def test_rows_without_tokens_are_counted_and_steps_without_a_loss_too(make_log):
 def test_shares_that_cannot_be_are_said(make_log):
     notices = rewind_log(make_log([(1, 5, -10.0, 10), (1, 6, 4.0, 5)]), step=1).notices
     assert any("do not add up to more than 0" in notice for notice in notices)
+    # given: as parts of 1.0 these would be 600 % and -500 %
+    notices = rewind_log(make_log([(1, 5, -5.0, 10), (1, 6, 6.0, 5)]), step=1).notices
+    assert "the losses of step 1 have different signs, and are no parts of a whole: its rows have no shares" in notices
+
+
+def test_where_a_dead_run_died_again_is_said(make_log):
+    records = flat(70)
+    for step in [*range(31, 41), *range(44, 56), *range(58, 71)]:
+        records[step - 1] = (step, step, math.nan, 10)
+    findings = rewind_log(make_log(records))
+    assert [(spike.first, spike.last) for spike in findings.spikes] == [(31, 70)]
+    assert any(
+        notice.endswith("was not finite again from steps 44, 58 on: all of that is one finding")
+        for notice in findings.notices
+    )
+
+
+def test_one_of_a_kind_is_spoken_of_in_the_singular(make_log):
+    notices = rewind_log(make_log(flat(1)), step=1).notices
+    assert "the only measured step was judged by the median rule: robust needs 20 steps behind it" in notices
+    with pytest.raises(LogError, match="step 2 is not in the log; it holds step 1 alone"):
+        rewind_log(make_log(flat(1)), step=2)
+
+
+@pytest.mark.parametrize("others", [[], [(41, 14, 0.0, 0)]])
+def test_a_finding_of_the_only_row_with_a_loss_says_so(make_log, others):
+    # given: one row a step, or beside it one that has no loss
+    records = flat(60)
+    records[40] = (41, 13, 240.0, 10)
+    (spike,) = rewind_log(make_log(records + others)).spikes
+    assert (spike.row, spike.row_share, spike.is_only_row) == (13, 1.0, True)
+    # then: beside another row with a loss, it does not
+    (spike,) = rewind_log(make_log([*records, (41, 14, 0.0, 5)])).spikes
+    assert (spike.row, spike.is_only_row) == (13, False)
+
+
+def test_a_loss_beyond_float32_is_not_finite_in_the_finding_and_in_the_table(make_log):
+    # given: a log of another's, which holds float64
+    records = [*flat(60), (41, 13, 1e301, 10)]
+    # when
+    findings = rewind_log(make_log(records, dtype=np.float64))
+    # then
+    (spike,) = findings.spikes
+    assert (spike.kind, spike.severity, spike.row, spike.row_share) == ("nonfinite", "critical", 13, 0.0)
+    first, second = findings.rows
+    assert (first.row, first.loss, first.finite, first.share, first.excess) == (13, 1e300, False, 0.0, None)
+    assert (second.finite, second.share, findings.num_nonfinite_rows) == (True, 1.0, 1)
 
 
 def test_the_number_of_rows_that_are_not_finite_counts_those_that_were_cut(make_log):
@@ -150,10 +232,55 @@ def test_a_log_without_steps_is_an_error(make_log):
         rewind_log(make_log([]))
 
 
-@pytest.mark.parametrize("settings", [{"rule": "mean"}, {"top": 0}, {"top": True}, {"top": 1.5}])
-def test_settings_that_make_no_sense_are_refused_before_anything_is_read(settings, tmp_path):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"rule": "mean"}, "'mean'"),
+        ({"top": 0}, "top=0"),
+        ({"top": True}, "top=True is a bool"),
+        ({"top": 1.5}, "top=1.5 is a float"),
+        ({"step": "5"}, "step='5' is a str"),
+        ({"step": 5.0}, "step=5.0 is a float"),
+        ({"step": False}, "step=False is a bool"),
+        ({"step": np.bool_(True)}, "is a bool"),
+        ({"top": None}, "top=None is a NoneType"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_is_read(settings, found, tmp_path):
+    with pytest.raises(UsageError, match=found):
         rewind(tmp_path / "absent", **settings)
+
+
+def test_numpy_integers_are_whole_numbers_and_leave_as_python_ones(log_file):
+    findings = rewind(log_file, step=np.int64(1), top=np.int32(3))
+    assert type(findings.step) is int
+    assert json.loads(json.dumps(findings.to_dict()))["step"] == 1
+
+
+@pytest.mark.parametrize("step", [2**63, -(2**63) - 1, 10**400])
+def test_a_step_that_no_log_can_hold_is_not_in_the_log(log_file, step):
+    with pytest.raises(LogError, match="is not in the log"):
+        rewind(log_file, step=step)
+
+
+class ARun:
+    def __init__(self, folder):
+        self.folder = folder
+
+
+def test_a_run_of_this_process_is_read_from_its_folder(log_file):
+    assert rewind(ARun(log_file), step=1).rows[0].row == 7
+
+
+def test_a_run_that_recorded_nothing_is_an_error_that_says_so():
+    with pytest.raises(LogError, match="nothing was recorded"):
+        rewind(ARun(None))
+
+
+@pytest.mark.parametrize("name", [5, b"runs/a", ["runs/a"], object()])
+def test_what_names_no_log_is_refused_by_what_it_is(name):
+    with pytest.raises(UsageError, match=type(name).__name__):
+        rewind(name)
 
 
 def test_progress_tells_bytes_done_and_bytes_in_all(make_log):
@@ -163,15 +290,9 @@ def test_progress_tells_bytes_done_and_bytes_in_all(make_log):
     assert all(size == 100 for _, size in seen)
 
 
-def test_rewind_reads_a_file_by_its_path(tmp_path):
-    # given
-    path = tmp_path / "rewind.jsonl"
-    batch = {"kind": "batch", "step": 1, "micro": 0, "rows": [7], "row_loss": [1.5], "row_tokens": [10]}
-    path.write_text('{"kind": "header", "version": 1, "backend": "mlx"}\n' + json.dumps(batch) + "\n")
-    # when
-    findings = trimtab.rewind(path, step=1)
-    # then
-    assert (findings.run_id, findings.source, findings.rows[0].row) == (None, str(path), 7)
+def test_rewind_reads_a_file_by_its_path(log_file):
+    findings = trimtab.rewind(log_file, step=1)
+    assert (findings.run_id, findings.source, findings.rows[0].row) == (None, str(log_file), 7)
 
 
 def test_rows_recorded_without_their_losses_leave_the_step_its_loss_and_blame_nobody(make_log):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from trimtab.analysis.rows import describe_rows, gather_rows
@@ -57,6 +58,26 @@ def test_shares_are_left_open_where_losses_do_not_add_up(make_log):
     assert [(row.row, row.share) for row in rows] == [(6, None), (5, None)]
 
 
+def test_losses_of_different_signs_in_earnest_have_no_shares(make_log):
+    # given: 6 and -5 add up to 1
+    rows = table_of(make_log([(1, 5, -5.0, 10), (1, 6, 6.0, 5)]), 1)
+    assert [(row.row, row.share) for row in rows] == [(6, None), (5, None)]
+
+
+def test_a_loss_that_rounding_left_a_hair_below_0_costs_no_shares(make_log):
+    rows = table_of(make_log([(1, 5, -1e-6, 10), (1, 6, 9.0, 5), (1, 7, 1.0, 5)]), 1)
+    assert [row.share for row in rows] == [pytest.approx(0.9), pytest.approx(0.1), 0.0]
+    assert table_of(make_log([(1, 5, -1e-6, 10), (1, 6, 9.0, 5)]), 1)[0].share == 1.0
+
+
+def test_a_loss_beyond_float32_is_in_no_usual_loss(make_log):
+    # given: row 5 stands at 1.0 elsewhere, and once at 1e300
+    rest = [(1, 5, 10.0, 10), (2, 5, 1e301, 10), (3, 6, 1e301, 10)]
+    log = make_log([*rest, (6, 5, 90.0, 10), (6, 8, 90.0, 10)], dtype=np.float64)
+    first, second = table_of(log, 6)
+    assert (first.excess, second.excess) == (pytest.approx(8.0), pytest.approx(8.0))
+
+
 def test_the_excess_is_over_the_rows_own_other_steps(make_log):
     # given: row 5 stands at 1.0 x 10 and 3.0 x 30 elsewhere (2.5), once without tokens, once not finite
     rest = [(1, 5, 10.0, 10), (2, 5, 90.0, 30), (3, 5, 0.0, 0), (4, 5, math.nan, 7)]
@@ -80,7 +101,7 @@ def test_the_excess_is_open_where_nothing_lies_behind(make_log):
 
 def test_a_superseded_attempt_counts_neither_for_shares_nor_for_the_usual_loss(make_log):
     first_attempt = [(1, 5, 10.0, 10), (2, 5, 500.0, 10), (3, 5, 500.0, 10)]
-    second_attempt = [(2, 5, 20.0, 10, {"attempt": 2}), (2, 6, 20.0, 10, {"attempt": 2})]
+    second_attempt = [(step, row, 20.0, 10, {"attempt": 2}) for step, row in ((2, 5), (2, 6), (3, 7))]
     first, second = table_of(make_log(first_attempt + second_attempt), 2)
     assert (first.row, first.count, first.share, first.excess) == (5, 1, 0.5, pytest.approx(1.0))
     assert second.row == 6

@@ -254,12 +254,45 @@ def test_a_tail_of_nan_is_one_finding_beside_the_spike(series_of):
     ]
 
 
-def test_stretches_of_nan_between_finite_losses_are_a_finding_each(curve):
-    # given: from 13555 on, 1,707 entries are NaN, in five stretches
+def test_the_dead_tail_of_a_published_curve_is_one_finding(curve):
+    # given: from 13555 to the end, 1,707 of 2,090 entries are NaN, in five stretches
     search = find_spikes(curve("mixtral8x7b_a100"))
-    dead = [spike for spike in search.spikes if spike.kind == "nonfinite"]
-    assert [spike.first for spike in dead] == sorted(spike.first for spike in dead)
-    assert (len(dead), dead[0].first, sum(spike.num_steps for spike in dead)) == (5, 13555, 1707)
+    (dead,) = [spike for spike in search.spikes if spike.kind == "nonfinite"]
+    assert (dead.step, dead.first, dead.last, dead.num_steps) == (13555, 13555, 24000, 1707)
+    assert search.died_again == (15805, 18105, 20955, 23410)
+
+
+DEAD = [math.nan]
+
+
+def stretches(series):
+    return [(spike.first, spike.last, spike.num_steps) for spike in find_spikes(series).spikes]
+
+
+@pytest.mark.parametrize("num_finite", [1, 5])
+def test_a_short_return_between_two_dead_stretches_is_no_recovery(series_of, num_finite):
+    losses = [2.0] * 30 + DEAD * 10 + [2.0] * num_finite + DEAD * 30
+    assert stretches(series_of(losses)) == [(31, 70 + num_finite, 40)]
+    losses += [2.0] * 15 + DEAD * 30
+    assert stretches(series_of(losses)) == [(31, 115 + num_finite, 70)]
+
+
+def test_a_return_of_more_than_half_a_stretch_or_beside_a_short_one_is_a_recovery(series_of):
+    long = [2.0] * 30 + DEAD * 10 + [2.0] * 6 + DEAD * 30
+    assert stretches(series_of(long)) == [(31, 40, 10), (47, 76, 30)]
+    short = [2.0] * 30 + DEAD * 10 + [2.0] + DEAD * 9
+    assert stretches(series_of(short)) == [(31, 40, 10), (42, 50, 9)]
+    short = [2.0] * 30 + DEAD * 9 + [2.0] + DEAD * 10
+    assert stretches(series_of(short)) == [(31, 39, 9), (41, 50, 10)]
+    assert find_spikes(series_of(short)).died_again == ()
+
+
+def test_a_dead_norm_goes_on_over_a_single_finite_one_and_not_over_a_dead_loss(series_of):
+    norms = [1.0] * 30 + DEAD * 10 + [1.0] + DEAD * 10
+    assert stretches(series_of([2.0] * 51, norms=norms)) == [(31, 51, 20)]
+    # given: in between both are NaN, which is a finding of the loss
+    norms, losses = [1.0] * 30 + DEAD * 21, [2.0] * 40 + DEAD + [2.0] * 10
+    assert stretches(series_of(losses, norms=norms)) == [(31, 40, 10), (41, 41, 1), (42, 51, 10)]
 
 
 def test_a_healthy_run_has_exactly_four_norm_notices(curve):

@@ -1,6 +1,7 @@
 """Row records become steps: token-weighted, over micro-batches and ranks, one attempt a step."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -49,13 +50,81 @@ def test_what_a_later_attempt_went_over_again_does_not_count(make_log):
     assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (4, 3, 5)
 
 
-def test_an_attempt_that_goes_further_back_supersedes_all_before_it(make_log):
-    first = [(step, 1, 1.0, 1, {"attempt": 1}) for step in (1, 2, 3, 4, 5)]
+def test_an_attempt_that_goes_further_back_supersedes_only_what_it_has_reached(make_log):
+    first = [(step, 1, 1.0, 1, {"attempt": 1}) for step in (1, 2, 3, 4, 5, 9)]
     second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (4, 5, 6)]
     third = [(step, 1, 3.0, 1, {"attempt": 3}) for step in (2, 3)]
     reading = read_steps(make_log([*first, *second, *third]))
-    assert reading.series.loss.tolist() == [1.0, 3.0, 3.0]
-    assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (7, 2, 6)
+    assert reading.series.step.tolist() == [1, 2, 3, 4, 5, 6, 9]
+    assert reading.series.loss.tolist() == [1.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.0]
+    assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (4, 2, 5)
+    # then: what stands from step 4 on is of older attempts
+    assert reading.newest_attempt == 3
+    assert reading.not_reached.tolist() == [False] * 3 + [True] * 4
+
+
+def test_a_step_that_a_later_attempt_passed_over_is_superseded_all_the_same(make_log):
+    first = [(step, 1, 1.0, 1) for step in (1, 2, 3, 4)]
+    second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (2, 4)]
+    reading = read_steps(make_log([*first, *second]))
+    assert reading.series.step.tolist() == [1, 2, 4]
+    assert not reading.not_reached.any()
+
+
+spans = st.lists(st.tuples(st.integers(-3, 12), st.integers(0, 6)), min_size=1, max_size=9)
+
+
+@given(spans=spans, ends_of_int64=st.booleans())
+def test_a_step_counts_for_the_last_attempt_whose_first_and_last_step_enclose_it(make_log, spans, ends_of_int64):
+    # given: an attempt a span
+    records = [
+        (step, 1, float(attempt), 1, {"attempt": attempt})
+        for attempt, (first, length) in enumerate(spans, 1)
+        for step in range(first, first + length + 1)
+    ]
+    if ends_of_int64:
+        records += [(step, 1, 0.0, 1, {"attempt": 1}) for step in (-(2**63), 2**63 - 1)]
+    reached = {}
+    for attempt in sorted({record[4]["attempt"] for record in records}):
+        steps = [record[0] for record in records if record[4]["attempt"] == attempt]
+        reached[attempt] = (min(steps), max(steps))
+    # when
+    series = read_steps(make_log(records)).series
+    # then
+    expected = {
+        (record[0], record[4]["attempt"])
+        for record in records
+        if not any(
+            first <= record[0] <= last for later, (first, last) in reached.items() if later > record[4]["attempt"]
+        )
+    }
+    assert list(zip(series.step.tolist(), series.attempt.tolist(), strict=True)) == sorted(expected)
+
+
+def test_65_535_attempts_are_told_apart_in_a_moment(make_log):
+    # given: each goes ten steps back and three further on than the one before it
+    num_attempts = 65_535
+    attempt = np.repeat(np.arange(1, num_attempts + 1, dtype=np.int32), 13)
+    step = (np.arange(num_attempts, dtype=np.int64) * 3)[:, None] + np.arange(1, 14)
+    size = attempt.size
+    rows = RowColumns(
+        attempt=attempt,
+        step=step.ravel(),
+        micro=np.zeros(size, np.int32),
+        rank=np.zeros(size, np.int32),
+        row=np.zeros(size, np.int64),
+        loss_sum=np.ones(size, np.float32),
+        num_tokens=np.ones(size, np.int32),
+        reason=np.zeros(size, np.uint8),
+        keep=np.ones(size, np.bool_),
+    )
+    # when
+    began = time.process_time()
+    series = read_steps(make_log(rows, block_rows=1 << 17)).series
+    # then: quadratic work would take minutes
+    assert time.process_time() - began < 5
+    assert series.attempt[:9].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert series.num_steps == 3 * num_attempts + 10
 
 
 def test_step_records_of_a_superseded_attempt_do_not_count_either(make_log):

@@ -1,5 +1,6 @@
 """The command as a process: help, exit codes, pipes, and what it costs to start."""
 
+import json
 import os
 import subprocess
 import sys
@@ -57,6 +58,73 @@ def test_a_reader_that_has_seen_enough_is_no_error(spiky):
     os.close(write)
     # then
     assert (process.returncode, process.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [("rewind", "rewind.jsonl"), ("--help",), ("runs",)])
+def test_a_reader_that_has_seen_enough_changes_no_exit_code(spiky, here, arguments):
+    read, write = os.pipe()
+    os.close(read)
+    for stream in ("stdout", "stderr"):
+        process = subprocess.run([TRIMTAB, *arguments], cwd=here, timeout=60, **{stream: write})
+        assert process.returncode == 0
+    os.close(write)
+
+
+def test_files_and_verdict_do_not_depend_on_who_reads_the_rest(spiky, here):
+    read, write = os.pipe()
+    os.close(read)
+    verdict = [TRIMTAB, "rewind", spiky, "--fail-on", "warning", "--json"]
+    for destination in ("out.json", "-"):
+        process = subprocess.run([*verdict, destination], cwd=here, stdout=write, stderr=subprocess.PIPE, timeout=60)
+        assert (process.returncode, process.stderr) == (3, b"")
+    os.close(write)
+    assert json.loads((here / "out.json").read_text())["spikes"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        ("rewind rewind.jsonl >&-", 0, ""),
+        ("rewind rewind.jsonl --fail-on warning >&- 2>&- <&-", 3, ""),
+        ("rewind rewind.jsonl --json out.json >&-", 0, ""),
+        ("rewind rewind.jsonl --json - >&-", 2, "standard output, which is closed"),
+        ("rewind nosuch 2>&-", 1, ""),
+        ("rewind nosuch >&- 2>&-", 1, ""),
+        ("runs >&-", 0, ""),
+        ("--help >&-", 0, ""),
+        (">&- 2>&-", 2, ""),
+    ],
+)
+def test_a_stream_that_the_caller_closed_is_no_traceback(spiky, here, call, code, said):
+    before = spiky.read_bytes()
+    process = subprocess.run(["sh", "-c", f"{TRIMTAB} {call}"], cwd=here, capture_output=True, text=True, timeout=60)
+    assert process.returncode == code
+    assert said in process.stderr
+    assert "Traceback" not in process.stderr
+    # then: no file got the number of a closed stream and was written to
+    assert spiky.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize(("call", "code"), [("rewind rewind.jsonl", 1), ("rewind rewind.jsonl --json -", 1)])
+def test_a_full_disk_behind_the_output_is_one_line(spiky, here, call, code):
+    process = subprocess.run(
+        ["sh", "-c", f"{TRIMTAB} {call} > /dev/full"], cwd=here, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == code
+    assert process.stderr.startswith("Error: ")
+    assert process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "", "abc", "\u00b2", "9" * 30, "9" * 5_000])
+def test_a_width_that_makes_no_sense_makes_nothing_vanish(trimtab, spiky, record, monkeypatch, columns):
+    record("a")
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    assert "row 8: its loss is not finite" in trimtab("rewind", spiky).stdout
+    lines = trimtab("runs").stdout.splitlines()
+    assert any(line.startswith("a ") for line in lines)
+    assert max(map(len, lines)) <= 1_000
 
 
 def test_output_is_the_same_under_any_encoding(spiky):

@@ -1,9 +1,13 @@
 """`trimtab rewind`, as a person or a script calls it."""
 
 import json
-import os
+import shutil
 
 import pytest
+
+from trimtab.log.folder import create_run
+from trimtab.recorder import Recorder
+from trimtab.values import MicroBatch, RunHeader, StepRow
 
 
 def strict(text):
@@ -43,46 +47,6 @@ def test_json_is_written_when_there_is_nothing_to_find(trimtab, write_log, here)
     assert strict((here / "out.json").read_text())["spikes"] == []
 
 
-def test_json_replaces_what_stood_there_and_leaves_nothing_else(trimtab, spiky, here):
-    (here / "sub").mkdir()
-    (here / "sub" / "out.json").write_text("old")
-    assert trimtab("rewind", spiky, "--json", "sub/out.json").exit_code == 0
-    assert [path.name for path in (here / "sub").iterdir()] == ["out.json"]
-    assert (here / "sub" / "out.json").stat().st_mode & 0o777 == 0o666 & ~current_umask()
-
-
-def current_umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-@pytest.mark.parametrize("option", ["--json", "--drop-list"])
-@pytest.mark.parametrize(
-    "bad", ["../x.json", "/tmp/x.json", "folder", "link.json", "absent/x.json", "x\0y", "way/x.json"]
-)
-def test_a_file_that_must_not_be_written_is_refused_before_anything_is_read(trimtab, here, option, bad):
-    # given: a link out, and a folder that is one
-    (here / "folder").mkdir()
-    (here / "target.json").write_text("precious")
-    (here / "link.json").symlink_to(here / "target.json")
-    (here / "way").symlink_to(here.parent, target_is_directory=True)
-    before = sorted(here.rglob("*"))
-    # when
-    result = trimtab("rewind", "nosuch.jsonl", option, bad)
-    # then
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    assert sorted(here.rglob("*")) == before
-    assert (here / "target.json").read_text() == "precious"
-
-
-def test_standard_output_is_no_drop_list(trimtab, spiky):
-    result = trimtab("rewind", spiky, "--drop-list", "-")
-    assert (result.exit_code, result.stdout) == (2, "")
-
-
 def test_a_drop_list_holds_the_rows_that_made_a_finding(trimtab, spiky, here):
     result = trimtab("rewind", spiky, "--drop-list", "drop.json")
     assert result.exit_code == 0
@@ -100,16 +64,43 @@ def test_a_drop_list_goes_beyond_the_findings_that_are_drawn(trimtab, write_log,
     assert sorted(strict((here / "drop.json").read_text())["rows"]) == sorted(spikes)
 
 
-def test_a_drop_list_takes_one_run(trimtab, spiky, here):
-    result = trimtab("rewind", spiky, spiky, "--drop-list", "drop.json")
-    assert result.exit_code == 2
+def test_a_drop_list_takes_one_run(trimtab, spiky, write_log, here):
+    result = trimtab("rewind", spiky, write_log("other.jsonl"), "--drop-list", "drop.json")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert not (here / "drop.json").exists()
+
+
+def test_a_drop_list_takes_neither_the_row_of_a_notice_nor_the_only_row_of_a_step(trimtab, here):
+    # given: one row a step; the loss is flat until step 50, the norm jumps at 40
+    folder = create_run(here, RunHeader(run_id="r", backend="torch"))
+    recorder = Recorder(folder)
+    for step in range(1, 60):
+        recorder.put(MicroBatch(step, 0, [step], [90.0 if step == 50 else 2.0], [1]))
+        recorder.put(StepRow(step, 2.0, 50.0 if step == 40 else 1.0, 1e-3))
+    recorder.close(timeout_s=30)
+    # when
+    document = strict(trimtab("rewind", ".", "--json", "-", "--drop-list", "drop.json").stdout)
+    # then
+    assert [(spike["step"], spike["severity"]) for spike in document["spikes"]] == [(50, "warning"), (40, "notice")]
+    assert strict((here / "drop.json").read_text())["rows"] == []
+
+
+def test_a_drop_list_takes_the_only_row_of_a_step_that_is_not_finite(trimtab, write_log, here):
+    trimtab("rewind", write_log(spikes={50: [(8, None, 50)]}), "--drop-list", "drop.json")
+    assert strict((here / "drop.json").read_text())["rows"] == [8]
+
+
+def test_what_to_type_next_is_said_where_there_is_a_finding(trimtab, spiky, write_log):
+    assert trimtab("rewind", spiky).stdout.endswith(
+        "\nMore: --step N lists the rows of another step, --drop-list FILE the rows to leave out.\n"
+    )
+    assert "More:" not in trimtab("rewind", write_log("quiet.jsonl")).stdout
 
 
 def test_a_step_can_be_asked_for(trimtab, spiky):
     result = trimtab("rewind", spiky, "--step", "41", "--top", "1", "--no-preview")
     assert "row 13: 100% of step 41's loss, 3000 tokens" in result.stdout
-    assert "and 1 more rows" in result.stdout
+    assert "and 1 more row; --top lists more" in result.stdout
     assert "Preview" not in result.stdout
 
 
@@ -141,6 +132,7 @@ def test_a_failing_verdict_still_writes_what_was_asked(trimtab, spiky, here):
     [
         (("nosuch.jsonl",), 1, "nosuch.jsonl"),
         (("rewind.jsonl", "--step", "99"), 1, "steps 1 to 60"),
+        (("rewind.jsonl", "--step", "9" * 40), 1, "steps 1 to 60"),
         (("empty.jsonl",), 1, "empty"),
         (("header.jsonl",), 1, "no training step"),
         (("folder",), 1, "folder"),
@@ -211,6 +203,31 @@ def test_the_same_step_at_other_rows_is_not_the_data(trimtab, write_log):
         "Step 41 spikes in 2 of 2 runs, but at other rows: not the data's doing"
         in trimtab("rewind", first, second).stdout
     )
+
+
+@pytest.mark.parametrize("again", ["rewind.jsonl", "link.jsonl", "hard.jsonl", "./rewind.jsonl"])
+def test_a_log_that_is_named_twice_is_one_run_and_that_is_said(trimtab, spiky, here, again):
+    (here / "link.jsonl").symlink_to(spiky)
+    (here / "hard.jsonl").hardlink_to(spiky)
+    document = strict(trimtab("rewind", spiky, again, "--json", "-").stdout)
+    assert "runs" not in document
+    assert f"{again} is this log too: it was read once" in document["notices"]
+    assert "the data's doing" not in trimtab("rewind", spiky, again).stdout
+
+
+def test_a_run_by_its_id_and_by_its_folders_is_one_run(trimtab, record):
+    record("a")
+    document = strict(trimtab("rewind", "a", "out", "out/trimtab/a", "out/trimtab/a/run.json", "--json", "-").stdout)
+    assert document["run_id"] == "a"
+    assert sum("it was read once" in notice for notice in document["notices"]) == 3
+
+
+def test_a_copy_of_a_run_agrees_with_it_because_it_is_the_same(trimtab, record, here):
+    shutil.copytree(record("a"), here / "copy")
+    result = trimtab("rewind", "a", "copy")
+    assert "These are logs of one run: there is nothing to compare." in result.stdout
+    assert "the data's doing" not in result.stdout
+    assert strict(trimtab("rewind", "a", "copy", "--json", "-").stdout)["shared"] == []
 
 
 # ---------------------------------------------------------------------------------------------- our own log

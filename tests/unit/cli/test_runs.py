@@ -1,6 +1,9 @@
 """`trimtab runs`."""
 
 import json
+import sqlite3
+
+import pytest
 
 
 def test_runs_are_listed_newest_first(trimtab, record):
@@ -22,3 +25,42 @@ def test_no_runs_is_an_answer(trimtab):
     assert "No run is registered" in trimtab("runs").stdout
     result = trimtab("runs", "--json", "-")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"version": 1, "runs": []})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"created": "notanumber"},
+        {"created": float("inf")},
+        {"created": 10**18},
+        {"created": -(10**18)},
+        {"run_id": b"\xff"},
+        {"path": b"\xff"},
+        {"backend": b"\xff"},
+        {"backend": "\x1b[31m"},
+        {"task": 5},
+        {"out": 5},
+        {"out": b"/"},
+        {"experiment": 5},
+        {"experiment": "../" * 3_000},
+        {"path": "/" + "x" * 9_000},
+        {"path": "/a\0b"},
+        {"run_id": ""},
+    ],
+    ids=str,
+)
+def test_an_entry_that_makes_no_sense_costs_at_most_itself(trimtab, record, trimtab_home, odd):
+    # given: a good run, and beside it the newest, whose file anybody may have written to
+    record("good")
+    entry = dict(run_id="odd", path="/nowhere", backend="torch", task=None, created=2.0, out=None, experiment=None)
+    with sqlite3.connect(trimtab_home / "runs.sqlite") as connection:
+        connection.execute("insert into runs values (?, ?, ?, ?, ?, ?, ?)", list({**entry, **odd}.values()))
+    connection.close()
+    # when
+    drawn, document = trimtab("runs"), trimtab("runs", "--json", "-")
+    # then
+    assert (drawn.exit_code, document.exit_code) == (0, 0)
+    assert "good" in drawn.stdout
+    assert drawn.stdout.isascii()
+    assert "good" in [run["run_id"] for run in json.loads(document.stdout)["runs"]]
+    assert trimtab("rewind", "--json", "-").exit_code == 0

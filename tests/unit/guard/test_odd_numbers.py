@@ -19,10 +19,16 @@ from trimtab.rules.median import MedianRule
 from trimtab.rules.norms import NormRule
 from trimtab.rules.robust import RobustRule
 
+
+def named(value: object) -> str | None:
+    """A test's name for a value; pytest would spell the largest number."""
+    return "huge" if value is HUGE else None
+
+
 HUGE = 10**5000  # too large for a float, and longer than Python is willing to spell
 
 
-@pytest.mark.parametrize("loss", [10**400, -(10**400), HUGE, Fraction(10**400), Decimal("1e400")])
+@pytest.mark.parametrize("loss", [10**400, -(10**400), HUGE, Fraction(10**400), Decimal("1e400")], ids=named)
 def test_a_loss_beyond_every_float_is_not_finite(loss: Any) -> None:
     assert LossGuard(multiplier=2.0).check(loss).reason == "nonfinite"
     assert PerTokenLossGuard(multiplier=2.0).check(loss, 3).reason == "nonfinite"
@@ -33,7 +39,7 @@ def test_a_loss_beyond_every_float_is_not_finite(loss: Any) -> None:
 def test_every_rule_judges_a_number_beyond_every_float(rule: Any) -> None:
     for loss in (10**400, -(10**400)):
         assert rule.judge(loss).reason == "nonfinite"
-        assert rule.judge(loss).loss == math.copysign(math.inf, loss)
+        assert rule.judge(loss).loss == (math.inf if loss > 0 else -math.inf)
         rule.absorb(loss)
     assert rule.judge(1).keep
 
@@ -46,11 +52,11 @@ class Unfloatable:
 @pytest.mark.parametrize("loss", [Decimal("sNaN"), Unfloatable(), "1.0", None, 1j, True, [1.0]])
 def test_a_loss_that_is_no_real_number_is_refused_by_its_name(loss: Any) -> None:
     for check in (LossGuard(multiplier=2.0).check, lambda x: PerTokenLossGuard(multiplier=2.0).check(x, 3)):
-        with pytest.raises(UsageError, match="loss.* is .*of type .*: expected one real number"):
+        with pytest.raises(UsageError, match=r"loss.* is .*of type .*: expected one real number"):
             check(loss)
 
 
-@pytest.mark.parametrize("num_tokens", [10**400, HUGE, 2**63, -1, 1.0, True, "3", None])
+@pytest.mark.parametrize("num_tokens", [10**400, HUGE, 2**63, -1, 1.0, True, "3", None], ids=named)
 def test_a_count_of_tokens_that_is_none_is_refused(num_tokens: Any) -> None:
     guard = PerTokenLossGuard(multiplier=2.0)
 
@@ -60,14 +66,14 @@ def test_a_count_of_tokens_that_is_none_is_refused(num_tokens: Any) -> None:
     assert guard.num_judged == 0
 
 
-@pytest.mark.parametrize("step", ["a", 1.5, 1.0, True, [1], HUGE, 2**63, math.nan])
+@pytest.mark.parametrize("step", ["a", 1.5, 1.0, True, [1], HUGE, 2**63, math.nan], ids=named)
 @pytest.mark.parametrize("rule", ["mean", "off"])
 def test_a_step_that_is_no_whole_number_is_refused_and_nothing_has_changed(step: Any, rule: str) -> None:
     guard = LossGuard() if rule == "off" else LossGuard(multiplier=2.0)
     guard.check(1.0, step=3)
     before = guard.state_dict()
 
-    with pytest.raises(UsageError, match="step is .*: expected a whole number"):
+    with pytest.raises(UsageError, match=r"step is .*: expected a whole number"):
         guard.check(1.0, step=step)
     per_token = PerTokenLossGuard(multiplier=2.0)
     for num_tokens in (0, 1):
@@ -88,7 +94,7 @@ def test_a_step_out_of_numpy_is_a_whole_number(step: Any) -> None:
 BEYOND = [10**400, HUGE, Fraction(10**400), math.inf, math.nan, Decimal(3)]
 
 
-@pytest.mark.parametrize("value", BEYOND)
+@pytest.mark.parametrize("value", BEYOND, ids=named)
 @pytest.mark.parametrize(
     "make",
     [
@@ -139,7 +145,7 @@ def damaged(state: dict[str, Any]) -> list[tuple[str, Any]]:
             holder = broken
             for key in path[:-1]:
                 holder = holder[key]
-            if wrong == "gone" and isinstance(wrong, str):
+            if isinstance(wrong, str) and wrong == "gone":
                 if isinstance(holder, list):
                     continue
                 del holder[path[-1]]
@@ -197,7 +203,7 @@ def test_what_is_no_state_of_a_rule_is_refused(rule: Any, state: Any) -> None:
     [
         (("rule", "window", "values"), [1.0] * 9, "9 values in a window of 8"),
         (("rule", "window", "values"), [1.0, math.inf], "window"),
-        (("rule", "window", "values"), [0.1], "no float32"),
+        (("rule", "window", "values"), [0.1], "no finite float32"),
         (("streak", "losses"), [], "streak"),
         (("num_skipped",), 10**6, "num_skipped"),
         (("rate", "skips"), [[5, 2.0], [4, 2.0]], "rate"),

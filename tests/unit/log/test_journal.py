@@ -1,5 +1,6 @@
 """The writing end of a journal."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -192,3 +193,48 @@ def test_an_attempt_or_rank_that_a_frame_cannot_hold_is_refused(tmp_path: Path, 
         JournalWriter(tmp_path / "j", attempt=attempt, rank=rank)
 
     assert not (tmp_path / "j").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_is_recorded_on_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    writer = JournalWriter(tmp_path / "j")
+    writer.append(block(b"one"))
+    writer.close()
+
+    assert payloads(tmp_path / "j") == [b"one"]
+
+
+def test_a_disk_that_fails_to_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("os.fsync", fail)
+    writer = JournalWriter(tmp_path / "j")
+    writer.append(block(b"one"))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        writer.close()
+
+
+def test_a_writer_knows_whether_its_file_is_still_there(tmp_path: Path) -> None:
+    path, aside = tmp_path / "j", tmp_path / "aside"
+    writer = JournalWriter(path)
+    assert writer.is_in_place()
+
+    path.rename(aside)
+    assert not writer.is_in_place()
+
+    path.write_bytes(b"another")
+    with pytest.raises(FileNotFoundError, match="j was replaced by another file while the run wrote to it"):
+        writer.is_in_place()
+
+    aside.unlink()
+    with pytest.raises(FileNotFoundError, match="j was deleted while the run wrote to it"):
+        writer.is_in_place()
+    writer.close()

@@ -119,16 +119,23 @@ def test_nothing_gives_no_lines() -> None:
     assert step_sums([RowColumns.empty()]).step.size == 0
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, 0.0, 3.0])
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_step_whose_record_counted_no_token_has_no_loss_whatever_stands_there(loss: float, with_rows: bool) -> None:
+def test_the_mean_over_no_tokens_is_no_loss(with_rows: bool) -> None:
     sums = step_sums([rows((1, 0, 2, 6.0, 2))] if with_rows else [])
 
-    lines = step_lines(sums, records((1, 0, 1, loss, 0, 0), (1, 0, 2, 3.0, 2, 0)))
+    lines = step_lines(sums, records((1, 0, 1, math.nan, 0, 0), (1, 0, 2, 3.0, 2, 0)))
 
     assert lines.has_loss.tolist() == [False, True]
     assert lines.finite.tolist() == [True, True]
     assert math.isnan(lines.loss[0])
+
+
+def test_a_loss_without_a_count_of_tokens_is_taken_where_no_row_says_otherwise() -> None:
+    records_ = records((1, 0, 1, 3.0, 0, 0), (1, 0, 2, math.inf, 0, 0), (1, 0, 3, math.nan, 5, 0))
+
+    assert step_lines(step_sums([]), records_).has_loss.tolist() == [True, True, True]
+    with_rows = step_lines(step_sums([rows((1, 0, 1, 0.0, 0), (1, 0, 2, 0.0, 0))]), records_)
+    assert with_rows.has_loss.tolist() == [False, False, True]
 
 
 def test_a_record_of_unknown_tokens_is_measured_and_counts_none() -> None:
@@ -138,6 +145,18 @@ def test_a_record_of_unknown_tokens_is_measured_and_counts_none() -> None:
     assert lines.loss[0] == 3.0
     assert lines.finite.tolist() == [True, False]
     assert lines.num_tokens.tolist() == [0, 0]
+
+
+def test_a_record_of_unknown_tokens_speaks_for_rows_recorded_without_their_losses() -> None:
+    sums = step_sums([rows((1, 0, 1, 0.0, 0), (1, 0, 2, 0.0, 0), (1, 0, 3, 8.0, 2))])
+
+    lines = step_lines(
+        sums, records((1, 0, 1, 5.0, -1, 0), (1, 0, 2, math.nan, -1, 0), (1, 0, 3, 7.0, -1, 0), (1, 0, 4, 7.0, -1, 1))
+    )
+
+    assert lines.loss[[0, 2]].tolist() == [5.0, 4.0]
+    assert lines.has_loss.tolist() == [True, True, True, False]
+    assert lines.finite.tolist() == [True, False, True, True]
 
 
 def test_a_rank_without_tokens_does_not_touch_the_loss_of_the_others() -> None:

@@ -13,6 +13,7 @@ import pytest
 import trimtab.log
 from trimtab.errors import MissingExtraError
 from trimtab.log import records
+from trimtab.log.blocks import encode_events
 from trimtab.log.folder import create_run
 from trimtab.log.journal import JournalWriter, journal_name
 from trimtab.log.reader import Log, open_log
@@ -153,3 +154,15 @@ def test_a_relation_outlives_its_table(log: Log) -> None:
 
 def test_a_table_shows_its_columns(log: Log) -> None:
     assert builtins.repr(log.events()) == "Table(step, time, kind, facts)"
+
+
+def test_an_event_whose_kind_is_no_text_elsewhere_is_shown_as_an_escape(tmp_path: Path) -> None:
+    folder = create_run(tmp_path, RunHeader(run_id="a", backend="torch"))
+    writer = JournalWriter(folder.path / "rank-00000.journal")
+    writer.append(encode_events([Event("\ud800", 1, 1.0, {"\ud800": "\ud800"})]))
+    writer.close()
+
+    events = open_log(folder.path).events()
+
+    assert events.native.fetchall() == [(1, 1.0, "\\ud800", '{"\\ud800": "\\ud800"}')]
+    assert events.numpy()["kind"].tolist() == ["\\ud800"]

@@ -10,6 +10,8 @@ def test_only_rows_that_made_a_finding_are_listed_and_each_once(make_findings, m
         make_spike(row=4, row_share=0.3),
         make_spike(row=5, row_share=0.6),
         make_spike(row=None, row_share=None),
+        make_spike(row=6, row_share=1.0, is_only_row=True),
+        make_spike(row=7, row_share=0.9, kind="grad_norm", signal="grad_norm", severity="notice"),
     )
     assert drop_list(make_findings(spikes=spikes), dataset_fingerprint="f") == {
         "version": 1,

@@ -57,6 +57,14 @@ def test_the_share_of_the_only_row_says_nothing(make_findings, make_row):
     assert "only row" not in " ".join(headline(make_findings(rows=only, rows_left_out=5)))
 
 
+def test_the_share_of_the_only_row_with_a_loss_says_nothing_either(make_findings, make_row):
+    rows = (make_row(share=1.0), make_row(row=2, loss=None, share=0.0, tokens=0))
+    lines = headline(make_findings(rows=rows, rows_left_out=3))
+    assert lines == [
+        "row 17: 100% of step 9's loss, 300 tokens; the only row with a loss in its step: its share says nothing"
+    ]
+
+
 def test_an_only_row_that_is_not_finite_is_the_cause(make_findings, make_row, make_spike):
     only = (make_row(loss=math.inf, share=0.0),)
     lines = headline(make_findings(rows=only, spikes=(make_spike(kind="nonfinite"),), num_nonfinite_rows=1))
@@ -79,6 +87,19 @@ def test_a_norm_that_jumped_first_is_explained(make_findings):
     assert lines[0] == "The gradient norm jumped at step 9: its rows come first, the loss shows the harm later."
 
 
+def test_a_norm_that_jumped_while_no_loss_is_out_of_line_makes_suspects(make_findings, make_spike):
+    norm = make_spike(kind="grad_norm", signal="grad_norm", severity="notice")
+    lines = headline(make_findings(step_reason="grad_norm_before", spikes=(norm,)))
+    assert lines[0] == "The gradient norm jumped at step 9, but no loss is out of line: its rows are only suspects."
+
+
+def test_a_loss_beyond_float32_is_called_not_finite_and_why(make_findings, make_spike, make_row):
+    rows = (make_row(loss=1e300, share=0.0), make_row(row=2))
+    lines = headline(make_findings(spikes=(make_spike(kind="nonfinite"),), rows=rows, num_nonfinite_rows=1))
+    assert lines[0] == "row 17: its loss is not finite (1e+300, beyond float32) in step 9, 300 tokens"
+    assert lines[1] == "Inspect or drop this row, then retrain."
+
+
 def test_without_rows_nothing_is_said(make_findings):
     assert headline(make_findings(rows=())) == []
     assert headline(make_findings(step=None, step_reason=None, rows=(), spikes=())) == []
@@ -88,5 +109,11 @@ def test_a_cause_has_half_of_the_loss_or_is_not_finite(make_spike):
     assert is_cause(make_spike(row_share=0.5))
     assert is_cause(make_spike(row_share=0.0))
     assert not is_cause(make_spike(row_share=0.49))
+    assert not is_cause(make_spike(row_share=1.0, is_only_row=True))
+    assert is_cause(make_spike(row_share=0.0, is_only_row=True))
+    # then: a norm that is out of line accuses nobody, one that is not finite does
+    norm = dict(kind="grad_norm", signal="grad_norm", severity="notice", row_share=0.9)
+    assert not is_cause(make_spike(**norm))
+    assert is_cause(make_spike(**{**norm, "kind": "nonfinite", "severity": "critical"}))
     assert not is_cause(make_spike(row_share=None))
     assert not is_cause(make_spike(row=None, row_share=None))

@@ -46,3 +46,7 @@ def test_a_long_list_is_cut_and_counted():
     text = drawn(*[shared(step=step) for step in range(25)])
     assert text.count("\n") == 20
     assert text.endswith("and 5 more shared spikes; --json lists them")
+
+
+def test_logs_of_one_run_are_not_compared():
+    assert drawn(num_runs=1) == "These are logs of one run: there is nothing to compare."

@@ -21,6 +21,15 @@ def test_no_finding_is_said(draw, make_findings):
     text = draw(make_findings(spikes=(), step=None, step_reason=None, rows=()))
     assert "No spike: none of the 9 steps is out of line." in text
     assert "Preview" not in text
+    text = draw(make_findings(spikes=(), step=None, step_reason=None, rows=(), num_steps=1))
+    assert "No spike: its one step is not out of line." in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
+def test_what_is_not_finite_has_no_ratio(draw, make_findings, make_spike, value):
+    text = draw(make_findings(spikes=(make_spike(kind="nonfinite", severity="critical", value=value),)))
+    row = next(line for line in text.splitlines() if line.startswith("critical"))
+    assert row.split()[3:6] == [f"{value:.5g}", "0.955", "-"]
 
 
 def test_a_stretch_shows_its_ends_and_a_dead_norm_its_signal(draw, make_findings, make_spike):
@@ -42,7 +51,8 @@ def test_rows_without_tokens_say_so_and_rows_cut_are_counted(draw, make_findings
     rows = (make_row(), make_row(row=2, loss=None, share=0.0, tokens=0, excess=None))
     text = draw(make_findings(rows=rows, rows_left_out=6))
     assert "no supervised tokens" in text
-    assert "and 6 more rows" in text
+    assert "and 6 more rows; --top" in text
+    assert "and 1 more row; --top" in draw(make_findings(rows=rows, rows_left_out=1))
 
 
 def test_the_missing_preview_is_explained_unless_not_wanted(draw, make_findings):

@@ -2,27 +2,73 @@
 
 Enters: micro-batches and header lines in the order of the file. Leaves: the attempt of each row record. The next
 attempt begins at a header line after a micro-batch, and where steps go back to a micro-batch that this attempt has
-done; steps that merely stand in another order are one attempt. Shapes: R row records of a block of lines.
+done; steps that merely stand in another order are one attempt. An attempt that went back and then leaps over what the
+one before it had done was none: some lines stood in the file again, and the one before it goes on. Shapes: R row
+records of a block of lines.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known of one attempt."""
+
+    number: int
+    newest: int | None = None
+    """Its largest step."""
+    second: int | None = None
+    """Its largest step but one."""
+    done: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = field(default_factory=list)
+    done_set: set[tuple[int, int]] | None = None
+
+    def add_ascending(self, step: NDArray[np.int64], micro: NDArray[np.int32]) -> None:
+        if not step.size:
+            return
+        newest = int(step[-1])
+        if newest != self.newest:
+            num_before = int(np.searchsorted(step, newest))
+            self.second = int(step[num_before - 1]) if num_before else self.newest
+            self.newest = newest
+        if self.done_set is None:
+            self.done.append((step, micro))
+        else:
+            self.done_set.update(zip(step.tolist(), micro.tolist(), strict=True))
+
+    def add(self, step: int, micro: int) -> None:
+        self.pairs().add((step, micro))
+        if self.newest is None or step > self.newest:
+            self.newest, self.second = step, self.newest
+        elif step < self.newest and (self.second is None or step > self.second):
+            self.second = step
+
+    def pairs(self) -> set[tuple[int, int]]:
+        """(step, micro) done so far; made a set only where steps go backwards, which few files do."""
+        if self.done_set is None:
+            self.done_set = set()
+            for step, micro in self.done:
+                self.done_set.update(zip(step.tolist(), micro.tolist(), strict=True))
+            self.done.clear()
+        return self.done_set
 
 
 class AttemptCounter:
     """Numbers attempts from 1 while a file is read.
 
     Attributes:
-        number: The attempt that the newest micro-batch belongs to.
+        num_attempts: How many were begun.
     """
 
     def __init__(self) -> None:
-        self.number = 1
-        self._newest_step: int | None = None
-        self._done: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
-        self._done_set: set[tuple[int, int]] | None = None
+        self.num_attempts = 1
+        self._current = _Attempt(1)
+        # Those whose newest step the current one has not reached since it went back, the oldest first.
+        self._ahead: list[_Attempt] = []
 
     def assign(
         self, *, place: NDArray[np.int64], step: NDArray[np.int64], micro: NDArray[np.int32], headers: list[int]
@@ -44,14 +90,14 @@ class AttemptCounter:
         # Nearly every file has one header, at its very beginning: that needs no look at single lines.
         leading = [header for header in headers if not place.size or header < place[0]]
         if leading:
-            self._begin_next()
+            self._begin_after_header()
             headers = headers[len(leading) :]
-        ascends = bool(np.all(step[1:] >= step[:-1]))
-        if ascends and step.size and self._newest_step is not None:
-            ascends = int(step[0]) >= self._newest_step
+        ascends = not self._ahead and bool(np.all(step[1:] >= step[:-1]))
+        if ascends and step.size and self._current.newest is not None:
+            ascends = int(step[0]) >= self._current.newest
         if ascends and not headers:
-            self._remember(step, micro)
-            return np.full(num_records, self.number, np.int32)
+            self._current.add_ascending(step, micro)
+            return np.full(num_records, self._current.number, np.int32)
 
         attempts = self._assign_lines(place.tolist(), step.tolist(), micro.tolist(), headers)
         return np.repeat(np.array(attempts, np.int32), np.diff(starts, append=num_records))
@@ -61,39 +107,44 @@ class AttemptCounter:
         for place, step, micro in zip(places, steps, micros, strict=True):
             while waiting and waiting[-1] < place:
                 waiting.pop()
+                self._begin_after_header()
+            while self._ahead and self._leaps_to(step):
+                self._current = self._ahead.pop()
+            newest = self._current.newest
+            if newest is not None and step < newest and (step, micro) in self._current.pairs():
+                self._ahead.append(self._current)
                 self._begin_next()
-            goes_back = self._newest_step is not None and step < self._newest_step
-            if goes_back and (step, micro) in self._done_pairs():
-                self._begin_next()
-            self._done_pairs().add((step, micro))
-            self._newest_step = step if self._newest_step is None else max(step, self._newest_step)
-            attempts.append(self.number)
+            self._current.add(step, micro)
+            self._drop_what_was_reached()
+            attempts.append(self._current.number)
         if waiting:
-            self._begin_next()
+            self._begin_after_header()
         return attempts
 
-    def _remember(self, step: NDArray[np.int64], micro: NDArray[np.int32]) -> None:
-        if not step.size:
-            return
-        self._newest_step = int(step[-1])
-        if self._done_set is None:
-            self._done.append((step, micro))
-        else:
-            self._done_set.update(zip(step.tolist(), micro.tolist(), strict=True))
+    def _leaps_to(self, step: int) -> bool:
+        """Whether a step that the attempt ahead had done lies between the current attempt's newest and `step`."""
+        ahead, newest = self._ahead[-1], self._current.newest
+        # An attempt that went back holds the micro-batch it went back to, and one is ahead by having got further.
+        assert ahead.newest is not None
+        assert newest is not None
+        return step > ahead.newest or (step == ahead.newest and ahead.second is not None and ahead.second > newest)
 
-    def _done_pairs(self) -> set[tuple[int, int]]:
-        """(step, micro) done in this attempt; made a set only where steps go backwards, which few files do."""
-        if self._done_set is None:
-            self._done_set = set()
-            for step, micro in self._done:
-                self._done_set.update(zip(step.tolist(), micro.tolist(), strict=True))
-            self._done.clear()
-        return self._done_set
+    def _drop_what_was_reached(self) -> None:
+        while self._ahead:
+            ahead, newest = self._ahead[-1].newest, self._current.newest
+            assert ahead is not None
+            assert newest is not None
+            if newest < ahead:
+                return
+            self._ahead.pop()
+
+    def _begin_after_header(self) -> None:
+        """A second header before any micro-batch begins nothing new."""
+        if self._current.newest is None:
+            return
+        self._ahead.clear()
+        self._begin_next()
 
     def _begin_next(self) -> None:
-        """A second header before any micro-batch begins nothing new."""
-        if self._newest_step is None:
-            return
-        self.number += 1
-        self._newest_step, self._done_set = None, None
-        self._done.clear()
+        self.num_attempts += 1
+        self._current = _Attempt(self.num_attempts)

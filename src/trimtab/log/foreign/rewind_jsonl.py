@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import duckdb
 import numpy as np
@@ -27,13 +27,11 @@ from trimtab.errors import LogError
 from trimtab.log import table
 from trimtab.log.columns import RowColumns, StepColumns
 from trimtab.log.foreign.attempts import AttemptCounter
+from trimtab.log.foreign.line_blocks import BLOCK_BYTES, MAX_LINE_BYTES, Lines, line_blocks
 from trimtab.log.foreign.parked import ParkedRows
-from trimtab.log.foreign.rewind_lines import Batch, Header, read_header, read_line
+from trimtab.log.foreign.repeats import RepeatFinder
+from trimtab.log.foreign.rewind_lines import BYTE_ORDER_MARK, Batch, Header, first_record, read_header, read_line
 from trimtab.values import Event, RunHeader
-
-BLOCK_BYTES = 4 << 20
-MAX_LINE_BYTES = 16 << 20
-"""A longer line is left out: half a million rows in one micro-batch."""
 
 MAX_NAMED_LINES = 5
 """Line numbers named in a notice."""
@@ -101,12 +99,16 @@ class RewindJsonl:
         self._notices: list[str] = []
         try:
             self.size_bytes = path.stat().st_size
-            fields = _first_header(path)
+            first = first_record(path)
+            if first is None:
+                raise LogError(_no_record(path))
         except OSError as error:
             raise LogError(f"{path}: cannot be read ({error.strerror}). Give a run folder or a log file.") from error
-        self._has_header = fields is not None
+        self._has_header = isinstance(first, Header)
         self.header = (
-            RunHeader(run_id=None, backend="unknown") if fields is None else read_header(fields, path=self.path)
+            read_header(first.fields, path=self.path)
+            if isinstance(first, Header)
+            else RunHeader(run_id=None, backend="unknown")
         )
 
     def notices(self) -> list[str]:
@@ -140,7 +142,7 @@ class RewindJsonl:
         reading, parked = _Reading(), _Parking()
         try:
             with Path(self.path).open("rb") as file:
-                for lines in _line_blocks(file):
+                for lines in line_blocks(file):
                     block = reading.decode(lines)
                     if progress:
                         progress(lines.end_byte)
@@ -174,56 +176,12 @@ class RewindJsonl:
         return table.events_table(self)
 
 
-class _Lines(NamedTuple):
-    """Whole lines of the file."""
-
-    data: bytes
-    first_line: int
-    """Number of the first of them, counted from 1."""
-    end_byte: int
-    too_long: bool = False
-    """The one line was longer than `MAX_LINE_BYTES`; `data` is empty."""
-
-
-def _line_blocks(file: BinaryIO) -> Iterator[_Lines]:
-    rest, first_line = b"", 1
-    while chunk := file.read(BLOCK_BYTES):
-        data = rest + chunk
-        end = data.rfind(b"\n") + 1
-        if end:
-            yield _Lines(data[:end], first_line, file.tell())
-            first_line += data.count(b"\n", 0, end)
-        rest = data[end:]
-        if len(rest) > MAX_LINE_BYTES:
-            rest = _skip_line(file)
-            yield _Lines(b"", first_line, file.tell(), too_long=True)
-            first_line += 1
-    if rest:
-        yield _Lines(rest, first_line, file.tell())
-
-
-def _skip_line(file: BinaryIO) -> bytes:
-    """Reads to the end of a line and gives what was read of the next."""
-    while chunk := file.read(BLOCK_BYTES):
-        end = chunk.find(b"\n") + 1
-        if end:
-            return chunk[end:]
-    return b""
-
-
-def _first_header(path: Path) -> dict[str, object] | None:
-    """The fields of the header line; None where the first line that can be read is a micro-batch."""
+def _no_record(path: Path) -> str:
+    """Why a file in which no line is one of ours is no log."""
     with path.open("rb") as file:
-        start = file.read(BLOCK_BYTES)
-    if not start.strip():
-        raise LogError(f"{path}: the file is empty. The run may not have reached its first step.")
-    for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        record = read_line(line) if line.strip() else None
-        if isinstance(record, Header):
-            return record.fields
-        if isinstance(record, Batch):
-            return None
-    raise LogError(
+        if not file.read(BLOCK_BYTES).strip():
+            return f"{path}: the file is empty. The run may not have reached its first step."
+    return (
         f"{path}: no line is a header or a micro-batch of a rewind.jsonl. Give a run folder that Trimtab wrote, or a "
         "rewind.jsonl."
     )
@@ -258,8 +216,9 @@ class _Reading:
         self._left_out: dict[str, _LeftOut] = {}
         self._torn_line: int | None = None
         self._attempts = AttemptCounter()
+        self._repeats = RepeatFinder()
 
-    def decode(self, lines: _Lines) -> RowColumns:
+    def decode(self, lines: Lines) -> RowColumns:
         """The row records of some lines; what cannot be read is noted."""
         if lines.too_long:
             self._leave_out(lines.first_line, f"longer than {MAX_LINE_BYTES >> 20} MB")
@@ -276,6 +235,7 @@ class _Reading:
             records = _Records._make(np.concatenate(column) for column in zip(usual, *odd, strict=True))
             order = np.argsort(records.place, kind="stable")
             records = _Records._make(column[order] for column in records)
+        records = self._without_repeats(records, texts, headers, first_line=lines.first_line)
         attempt = self._attempts.assign(place=records.place, step=records.step, micro=records.micro, headers=headers)
         return _row_columns(records, attempt)
 
@@ -284,8 +244,9 @@ class _Reading:
         said = [_left_out_line(reason, left_out) for reason, left_out in self._left_out.items()]
         if self._torn_line is not None:
             said.append(f"the last line ({self._torn_line}) is torn: the run was stopped while writing it")
-        if self._attempts.number > 1:
-            said.append(f"the file holds {self._attempts.number} attempts: the run was resumed or started again in it")
+        num_attempts = self._attempts.num_attempts
+        if num_attempts > 1:
+            said.append(f"the file holds {num_attempts} attempts: the run was resumed or started again in it")
         return said
 
     def _usual(self, texts: list[str]) -> _Records:
@@ -296,12 +257,12 @@ class _Reading:
         columns["loss"] = loss.filled(np.nan) if isinstance(loss, np.ma.MaskedArray) else loss
         return _Records(**columns)
 
-    def _odd(self, lines: _Lines, places: list[int]) -> tuple[list[_Records], list[int]]:
+    def _odd(self, lines: Lines, places: list[int]) -> tuple[list[_Records], list[int]]:
         if not places:
             return [], []
         raw = lines.data.split(b"\n")
         if lines.first_line == 1:
-            raw[0] = raw[0].removeprefix(b"\xef\xbb\xbf")
+            raw[0] = raw[0].removeprefix(BYTE_ORDER_MARK)
         records, headers = [], []
         for place in places:
             record = read_line(raw[place])
@@ -315,6 +276,17 @@ class _Reading:
             else:
                 self._leave_out(number, record.reason)
         return records, headers
+
+    def _without_repeats(self, records: _Records, texts: list[str], headers: list[int], *, first_line: int) -> _Records:
+        starts = np.flatnonzero(np.diff(records.place, prepend=-1))
+        place, step, micro = records.place[starts], records.step[starts], records.micro[starts]
+        repeats = self._repeats.find(place=place, step=step, micro=micro, texts=texts, headers=headers)
+        if not repeats:
+            return records
+        for place_in_block in repeats:
+            self._leave_out(first_line + place_in_block, "identical to another of the same step")
+        kept = ~np.isin(records.place, repeats)
+        return _Records._make(column[kept] for column in records)
 
     def _leave_out(self, number: int, reason: str) -> None:
         left_out = self._left_out.setdefault(reason, _LeftOut())

@@ -1,4 +1,4 @@
-"""One line of a `rewind.jsonl`, typed strictly; for the few lines that the fast reader does not take.
+"""One line of a `rewind.jsonl`, typed strictly; for the first, and the few that the fast reader does not take.
 
 Enters: the bytes of a line. Leaves: a header, a batch, or why it is neither. Invariant: a batch that leaves here is
 well-formed to the last entry; nothing is cast, rounded or guessed.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from trimtab.errors import LogError
+from trimtab.log.foreign.line_blocks import BLOCK_BYTES, line_blocks
 from trimtab.values import RunHeader
 
 VERSION = 1
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 INT64 = range(-(2**63), 2**63)
 INT32 = range(2**31)
 NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -57,6 +60,27 @@ def read_line(line: bytes) -> Header | Batch | Unreadable:
     if record.get("kind") != "batch":
         return Unreadable("of a kind other than header and batch")
     return _batch(record)
+
+
+def first_record(path: Path) -> Header | Batch | None:
+    """The first line of a file that is a header or a micro-batch; None where there is none near its beginning.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    num_searched = 0
+    with path.open("rb") as file:
+        for lines in line_blocks(file):
+            data = lines.data.removeprefix(BYTE_ORDER_MARK) if lines.first_line == 1 else lines.data
+            for line in data.split(b"\n"):
+                record = read_line(line) if line.strip() else None
+                if isinstance(record, Header | Batch):
+                    return record
+            # A file of another kind is not read to its end; a first line of any length is, up to the bound on lines.
+            num_searched += len(data)
+            if num_searched >= BLOCK_BYTES:
+                break
+    return None
 
 
 def read_header(fields: dict[str, Any], *, path: str) -> RunHeader:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trimtab.log.foreign.rewind_jsonl as module
+import trimtab.log.foreign.line_blocks as module
 from trimtab.errors import LogError
 from trimtab.log.columns import RowColumns
+from trimtab.log.foreign import rewind_lines
+from trimtab.log.foreign.parked import ParkedRows
 from trimtab.log.foreign.rewind_jsonl import open_rewind_jsonl
 
 
@@ -243,39 +245,34 @@ def test_a_line_that_is_too_long_is_left_out_without_being_held(write, batch, mo
     assert [notice[-8:] for notice in notices] == ["(line 3)", "(line 5)"]
 
 
-# ---------------------------------------------------------------------------------------------- attempts
+def test_a_first_line_of_any_length_up_to_the_bound_is_recognised(write, batch, monkeypatch):
+    # given: in place of 4 and 16 MB, 256 and 4,000 bytes; no header
+    monkeypatch.setattr(module, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 4_000)
+    rows, _ = read(write(batch(1, list(range(300)), [1] * 300, [1] * 300), batch(2), header=None))
+    assert rows.num_records == 301
+    # then: one beyond it is left out, and the next is the first
+    rows, notices = read(write(batch(1, list(range(2_000))), batch(2), header=None))
+    assert rows.step.tolist() == [2]
+    assert any("longer than" in notice for notice in notices)
 
 
-def attempts(rows):
-    return list(dict.fromkeys(zip(rows.attempt.tolist(), rows.step.tolist(), strict=True)))
+def test_a_first_line_of_400_000_rows_is_read_without_a_header(write, batch):
+    rows, _ = read(write(batch(1, list(range(400_000))), header=None))
+    assert rows.num_records == 400_000
 
 
-def test_a_header_further_down_begins_the_next_attempt(write, header, batch):
-    rows, notices = read(write(batch(1), batch(2), header, batch(2), batch(3)))
-    assert attempts(rows) == [(1, 1), (1, 2), (2, 2), (2, 3)]
-    assert any("2 attempts" in notice for notice in notices)
-
-
-def test_two_headers_before_any_micro_batch_are_one_attempt(write, header, batch):
-    rows, notices = read(write(header, batch(1)))
-    assert (attempts(rows), notices) == ([(1, 1)], [])
-
-
-def test_going_back_to_a_micro_batch_that_was_done_begins_the_next_attempt(write, batch):
-    rows, _ = read(write(*(batch(step) for step in (1, 2, 3, 2, 3, 4, 1))))
-    assert attempts(rows) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4), (2, 1)]
-
-
-def test_lines_in_another_order_are_one_attempt(write, batch):
-    rows, notices = read(write(*(batch(step, micro=micro) for step, micro in ((2, 0), (1, 0), (2, 1), (1, 1), (3, 0)))))
-    assert (set(rows.attempt.tolist()), notices) == ({1}, [])
-
-
-def test_attempts_hold_across_blocks(write, header, batch, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_BYTES", 500)
-    steps = [*range(1, 41), *range(30, 51)]
-    rows, _ = read(write(*(batch(step) for step in steps)))
-    assert attempts(rows) == [(1, step) for step in range(1, 41)] + [(2, step) for step in range(30, 51)]
+def test_a_large_file_of_another_kind_is_not_read_to_its_end(tmp_path, monkeypatch):
+    # given: in place of 4 MB, 1,000 bytes
+    monkeypatch.setattr(rewind_lines, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1_000)
+    read_lines = []
+    monkeypatch.setattr(rewind_lines.json, "loads", lambda line: read_lines.append(line) or 1)
+    path = tmp_path / "metrics.csv"
+    path.write_text("1,2.5\n" * 100_000)
+    with pytest.raises(LogError, match="no line is"):
+        open_rewind_jsonl(path)
+    assert len(read_lines) < 1_000
 
 
 # ---------------------------------------------------------------------------------------------- passes
@@ -316,7 +313,7 @@ def test_a_disk_without_room_only_costs_time(write, batch, monkeypatch):
     def no_room(self, block):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.ParkedRows, "park", no_room)
+    monkeypatch.setattr(ParkedRows, "park", no_room)
     log = open_rewind_jsonl(write(batch(1), "nonsense", batch(2)))
     # then
     for _ in range(2):
