@@ -243,6 +243,7 @@ class TrainerRun(Run):
         nothing = torch.zeros(rows.shape, dtype=torch.int64)
         self._core.record_micro_batch(rows, nothing, nothing)
         self._core.window.num_tokens += 1
+        self._totals.num_tokens = torch.full((), UNCOUNTED, dtype=torch.int64)
 
     def _say_no_row_losses(self, why: str) -> None:
         if not self._said_no_row_losses:
