@@ -41,6 +41,9 @@ from trimtab.torch.transfer import to_host
 from trimtab.torch.window import WindowTotals, removed_factor
 from trimtab.values import RunHeader, StepReason
 
+_UNCOUNTED: Final = -1
+"""Tokens of a step whose labels nobody has seen: its loss stands all the same."""
+
 _MARK: Final = "trimtab_run"
 """Attribute by which a trainer that is attached is told from one that is not."""
 
@@ -243,7 +246,7 @@ class TrainerRun(Run):
         nothing = torch.zeros(rows.shape, dtype=torch.int64)
         self._core.record_micro_batch(rows, nothing, nothing)
         self._core.window.num_tokens += 1
-        self._totals.num_tokens = torch.full((), UNCOUNTED, dtype=torch.int64)
+        self._totals.num_tokens = torch.full((), _UNCOUNTED, dtype=torch.int64)
 
     def _say_no_row_losses(self, why: str) -> None:
         if not self._said_no_row_losses:

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from trimtab.integrations.hf_smoothing import CapturingSmoother
 from trimtab.torch.capture import CapturingLoss, TokenLosses
 from trimtab.torch.losses import RowLosses, reduce_to_rows
-from trimtab.torch.smoothing import CapturingSmoother
 from trimtab.torch.tap import LossTap, row_columns
 
 _IGNORED: Final = -100

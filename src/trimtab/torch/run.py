@@ -319,7 +319,7 @@ class Run:
 
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""
-        return facts.row_index
+        return f"{row_id}: {facts.row_index}"
 
     @property
     def _core(self) -> RunCore:

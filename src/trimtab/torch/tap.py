@@ -10,18 +10,31 @@ of them it is, the first micro-batch shows: until then everything is watched, so
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from trimtab.torch.capture import CapturingLoss, CrossEntropyCapture, TokenLosses
-from trimtab.torch.smoothing import CapturingSmoother
+from trimtab.torch.capture import CrossEntropyCapture, TokenLosses
+
+
+class Place(Protocol):
+    """A stand-in for what only the loss passes through.
+
+    Attributes:
+        active: Whether token losses are kept.
+        calls: Those that were kept and not yet taken.
+        was_called: Whether the loss ever passed through.
+    """
+
+    active: bool
+    calls: list[TokenLosses]
+    was_called: bool
 
 
 class LossTap:
     """Runs a loss computation and hands out the token losses of its cross-entropies."""
 
-    def __init__(self, *places: CapturingLoss | CapturingSmoother) -> None:
+    def __init__(self, *places: Place) -> None:
         """Watches `places`, and everything while none of them has been called.
 
         Args:

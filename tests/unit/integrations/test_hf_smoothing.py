@@ -5,7 +5,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
-from trimtab.torch.smoothing import CapturingSmoother
+from trimtab.integrations.hf_smoothing import CapturingSmoother
 
 
 def example(dtype=torch.float32, *, labels_a_row=False):
