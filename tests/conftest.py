@@ -5,8 +5,10 @@ their folders and their offline switch. Through `os.environ`, so that processes 
 """
 
 import os
+import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -50,6 +52,20 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("quick")
+
+
+_connect = socket.socket.connect
+
+
+def _connect_on_this_machine(self: socket.socket, address: Any) -> None:
+    if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        raise AssertionError(f"a test asked the network: {address}")
+    _connect(self, address)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect", _connect_on_this_machine)
 
 
 @pytest.fixture(autouse=True)

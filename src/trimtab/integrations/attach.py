@@ -6,10 +6,14 @@ user has not imported already, and hands over to that host's file.
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trimtab.errors import UsageError
+
+HOSTS: Final = {("transformers", "Trainer"): "trimtab.integrations.hf"}
+"""Package and name of a class that a host's trainers are made of, and the module whose `attach_to` knows them."""
 
 if TYPE_CHECKING:
     from trimtab.guard import GuardConfig
@@ -50,17 +54,18 @@ def attach(
         run = trimtab.attach(trainer, guard=trimtab.GuardConfig(rule="robust"))
         trainer.train()
     """
-    origins = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__}
+    origins = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__]
     if any(package == "trl" for package, _ in origins):
         raise UsageError(
             f"{type(trainer).__name__} is a TRL trainer, whose fused loss this version cannot read. Use transformers' "
             "Trainer, or trimtab.Run in a loop of your own."
         )
-    if ("transformers", "Trainer") in origins:
-        from trimtab.integrations.hf import TrainerRun
-
-        return TrainerRun(trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id)
-    raise UsageError(
-        f"attach knows Hugging Face's Trainer, found {type(trainer).__module__}.{type(trainer).__qualname__}: use "
-        "trimtab.Run in a loop of your own."
-    )
+    module = next((HOSTS[origin] for origin in origins if origin in HOSTS), None)
+    if module is None:
+        raise UsageError(
+            f"attach knows Hugging Face's Trainer, found {type(trainer).__module__}.{type(trainer).__qualname__}: use "
+            "trimtab.Run in a loop of your own."
+        )
+    host = importlib.import_module(module)
+    run: Run = host.attach_to(trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id)
+    return run

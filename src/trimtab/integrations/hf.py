@@ -329,6 +329,10 @@ class TrainerRun(Run):
         return f"Trimtab {does}; its guard ({self._core.config.rule}) keeps anomalous micro-batches out of the update."
 
 
+attach_to = TrainerRun
+"""What `trimtab.attach` calls for a trainer of this host."""
+
+
 class _Moments(TrainerCallback):
     """The trainer's moments, as the run's verbs."""
 
