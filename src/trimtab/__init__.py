@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from trimtab.errors import TrimtabError as TrimtabError
     from trimtab.errors import TrimtabWarning as TrimtabWarning
     from trimtab.errors import UsageError as UsageError
+    from trimtab.findings import Findings as Findings
+    from trimtab.findings import RowShare as RowShare
+    from trimtab.findings import Spike as Spike
     from trimtab.guard import GuardConfig as GuardConfig
     from trimtab.guard import LossGuard as LossGuard
     from trimtab.guard import PerTokenLossGuard as PerTokenLossGuard
@@ -24,16 +27,13 @@ if TYPE_CHECKING:
     from trimtab.log.reader import open_log as open_log
     from trimtab.log.table import Table as Table
     from trimtab.torch.run import Run as Run
-    from trimtab.values import Findings as Findings
-    from trimtab.values import RowShare as RowShare
-    from trimtab.values import Spike as Spike
     from trimtab.values import Verdict as Verdict
 
 __version__ = "0.1.0"
 
 # Where each public name lives; the imports above say the same to type checkers and editors.
 _HOMES = {
-    "Findings": "trimtab.values",
+    "Findings": "trimtab.findings",
     "GuardConfig": "trimtab.guard",
     "GuardLockupError": "trimtab.errors",
     "Log": "trimtab.log.reader",
@@ -41,9 +41,9 @@ _HOMES = {
     "LossGuard": "trimtab.guard",
     "MissingExtraError": "trimtab.errors",
     "PerTokenLossGuard": "trimtab.guard",
-    "RowShare": "trimtab.values",
+    "RowShare": "trimtab.findings",
     "Run": "trimtab.torch.run",
-    "Spike": "trimtab.values",
+    "Spike": "trimtab.findings",
     "Table": "trimtab.log.table",
     "TrimtabError": "trimtab.errors",
     "TrimtabWarning": "trimtab.errors",

@@ -16,6 +16,7 @@ that goes wrong while recording is raised into training; an error in a decision 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -120,7 +121,6 @@ class RunCore:
         self._clock = clock
         self._record = record
         self._opened = False
-        self._closed = False
         self._recorder: Recorder | None = None
         self._folder: RunFolder | None = None
         self._last_step_ended: float | None = None
@@ -139,23 +139,13 @@ class RunCore:
         """The run folder; None until something was recorded, and for good with `record=False`."""
         return self._folder.path if self._folder is not None else None
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has ended a recorded run."""
-        return self._closed
-
-    @property
-    def num_dropped(self) -> int:
-        """Records that the recorder could not keep, because the disk was slower than the run."""
-        return self._recorder.num_dropped if self._recorder is not None else 0
-
     def judge(
         self,
         loss_sum: float,
         num_tokens: int,
         *,
         aux: float = 0.0,
-        first_nonfinite_row: Callable[[], int | None] = lambda: None,
+        leading_row: Callable[[], int | None] = lambda: None,
     ) -> Verdict:
         """Decides about the micro-batch at hand, before its backward.
 
@@ -163,7 +153,7 @@ class RunCore:
             loss_sum: Sum of its loss over supervised tokens.
             num_tokens: Their count.
             aux: Sum of its further loss terms; the micro-batch is skipped if this is not finite.
-            first_nonfinite_row: Finds the first row whose loss is not finite; called only if there may be one.
+            leading_row: Finds the row that leads the micro-batch; called only for one that is skipped.
 
         Returns:
             The guard's verdict.
@@ -175,12 +165,11 @@ class RunCore:
         # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
         verdict = self.guard.check(loss_sum + aux * 0.0, num_tokens, step=self.step)
         self.window.num_tokens += num_tokens
-        if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
-            row = first_nonfinite_row()
-            where = f"row {row} of " if row is not None else ""
-            self.guard.nonfinite_hint = f"first in {where}step {self.step}"
         if not verdict.keep:
-            self._say_skipped(verdict)
+            # With finite losses a further term is what is not finite, and no row is to blame.
+            blameless = verdict.reason == "nonfinite" and math.isfinite(loss_sum)
+            if self._num_skips_said < SKIPS_SAID:
+                self._say_skipped(verdict, row=None if blameless else leading_row())
             self.window.num_skipped_micros += 1
             self.window.num_skipped_tokens += num_tokens
         return verdict
@@ -262,13 +251,21 @@ class RunCore:
         """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""
         return self._recorder.flush(timeout_s) if self._recorder is not None else True
 
-    def close(self, *, reason: str = "closed") -> None:
-        """Ends the run: writes what is pending. A second call does nothing."""
+    def close(self, *, reason: str = "closed") -> bool:
+        """Ends the run: writes what is pending. A second call does nothing.
+
+        Args:
+            reason: "closed", or the name of the exception that ended the run.
+
+        Returns:
+            Whether there was a log to close.
+        """
         if self._recorder is None:
-            return
+            return False
         self.event("end", {"reason": reason})
-        recorder, self._recorder, self._record, self._closed = self._recorder, None, False, True
+        recorder, self._recorder, self._record = self._recorder, None, False
         recorder.close()
+        return recorder.off_reason is None
 
     # State.
 
@@ -321,16 +318,19 @@ class RunCore:
             elif self._record:
                 warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
 
-    def _say_skipped(self, verdict: Verdict) -> None:
+    def _say_skipped(self, verdict: Verdict, *, row: int | None) -> None:
+        assert self.guard is not None, "somebody skipped it"
+        if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
+            where = f"row {row} of " if row is not None else ""
+            self.guard.nonfinite_hint = f"first in {where}step {self.step}"
         self._num_skips_said += 1
-        if self._num_skips_said > SKIPS_SAID:
-            return
         compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
+        led = f"; row {row} leads it" if row is not None else ""
         last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
         say(
             "guard",
             f"Guard skipped micro-batch {self.window.num_micros} of step {self.step}: {verdict.reason}, "
-            f"loss {verdict.loss:.4g}{compared}.{last}",
+            f"loss {verdict.loss:.4g}{compared}{led}.{last}",
         )
 
     # The recorder.
@@ -356,7 +356,7 @@ class RunCore:
             if recorder.off_reason is not None:  # the disk refused its first write; said already
                 self._record = False
                 return
-            register(self._folder.header, self._folder.path)
+            listed = register(self._folder.header, self._folder.path)
         # A full disk, a NUL in a path, a lock that another holds, a fault of ours: this is called in the middle of a
         # training step, and nothing about recording is worth that step.
         except Exception as error:  # noqa: BLE001
@@ -365,7 +365,8 @@ class RunCore:
             return
         self._recorder = recorder
         guarded = f"guard {self.config.rule}" if self.config is not None else "no guard"
-        say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).")
+        unlisted = "" if listed else " The list of runs cannot be written: name this folder to trimtab rewind."
+        say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).{unlisted}")
         if self._folder.attempt > 1:
             self._recorder.put(Event("resume", self.step, now, {"attempt": self._folder.attempt}))
 

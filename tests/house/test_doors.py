@@ -17,6 +17,7 @@ BREACHES = [
     ("downwards", "guard", "import trimtab.recorder"),
     ("downwards", "rules", "import trimtab.log"),
     ("downwards", "values", "import trimtab.errors"),
+    ("downwards", "text", "import trimtab.findings"),
     ("downwards", "a_room_without_a_place", ""),
     ("framework-free", "run", "import torch"),
     ("framework-free", "recorder", "import trimtab.torch.run"),
@@ -25,12 +26,14 @@ BREACHES = [
     ("offline", "analysis", "import trimtab.recorder"),
     ("offline", "report", "import trimtab.torch.run"),
     ("live", "recorder", "import trimtab.report"),
+    ("live", "run", "import trimtab.findings"),
     ("live", "torch", "import trimtab.analysis"),
     ("torch", "cli", "import torch"),
     ("transformers", "torch", "import transformers"),
     ("transformers", "integrations", "from transformers import Trainer"),
     ("standard-library", "rules", "import numpy as np"),
     ("standard-library", "notices", "import rich"),
+    ("standard-library", "findings", "import numpy as np"),
 ]
 
 

@@ -10,7 +10,7 @@ import trimtab
 
 def test_a_public_name_is_what_its_home_defines():
     assert trimtab.rewind is importlib.import_module("trimtab.analysis").rewind
-    assert trimtab.Findings is importlib.import_module("trimtab.values").Findings
+    assert trimtab.Findings is importlib.import_module("trimtab.findings").Findings
     assert trimtab.open_log is importlib.import_module("trimtab.log.reader").open_log
 
 

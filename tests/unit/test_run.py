@@ -1,7 +1,8 @@
-"""`RunCore`: nothing that goes wrong while recording is raised into training."""
+"""`RunCore`: what its verbs record, and that nothing that goes wrong while recording is raised into training."""
 
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -15,9 +16,9 @@ import pytest
 from trimtab import registry
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.log.reader import open_log
-from trimtab.run import RunCore
-from trimtab.values import RunHeader
+from trimtab.log.reader import Log, open_log
+from trimtab.run import RunCore, switched_off
+from trimtab.values import VERDICT_REASONS, RunHeader
 
 HEADER = RunHeader(run_id=None, backend="torch")
 
@@ -35,6 +36,24 @@ def train(core: RunCore, *, num_steps: int = 2) -> None:
     core.event("note", {"text": "x"})
     core.flush()
     core.close()
+
+
+def micro_batch(core: RunCore, row: int) -> None:
+    core.record_micro_batch(np.array([row]), np.array([2.0]), np.array([4]))
+
+
+def recorded(core: RunCore) -> Log:
+    assert core.folder is not None
+    return open_log(core.folder)
+
+
+def rows_in(log: Log) -> list[tuple[int, int, int]]:
+    """Step, micro and row of every record, in the order recorded."""
+    return [
+        record
+        for block in log.row_blocks()
+        for record in zip(block.step.tolist(), block.micro.tolist(), block.row.tolist(), strict=True)
+    ]
 
 
 def off_lines(lines: list[str]) -> list[str]:
@@ -204,3 +223,285 @@ def test_a_state_continues_its_run(tmp_path: Path) -> None:
     columns = open_log(core.folder).step_columns()
     assert columns.attempt.tolist() == [1, 1, 2, 2]
     assert columns.step.tolist() == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_is_attempt_two_of_the_same_folder_and_says_where_it_goes_on(tmp_path: Path) -> None:
+    # given
+    state = json.loads(json.dumps(trained_state(tmp_path)))
+
+    # when
+    core = RunCore(HEADER, out=tmp_path, guard=GUARD, clock=lambda: 1700.0)
+    core.load_state_dict(state)
+    assert (core.run_id, core.step) == (state["run_id"], 3)
+    train(core, num_steps=1)
+
+    # then
+    assert core.run_id == state["run_id"]
+    assert len(list((tmp_path / "trimtab").iterdir())) == 1
+    events = [(event.kind, event.step, event.facts) for event in recorded(core).event_list()]
+    assert ("resume", 3, {"attempt": 2}) in events
+    assert core.guard is not None
+    assert core.guard.num_judged == 1, "the guard goes on where it stood"
+
+
+def test_a_state_whose_run_is_elsewhere_begins_a_new_one_and_says_so(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    state = trained_state(tmp_path / "here")
+
+    core = RunCore(HEADER, out=tmp_path / "there", guard=GUARD)
+    core.load_state_dict(state)
+    train(core)
+
+    assert f"Run {state['run_id']} of the checkpoint is not under {tmp_path / 'there'}: a new run is begun." in said()
+    assert core.run_id != state["run_id"]
+    assert recorded(core).step_columns().step.tolist() == [3, 4]
+
+
+def test_a_state_that_comes_after_the_first_micro_batch_is_refused(tmp_path: Path) -> None:
+    state = trained_state(tmp_path)
+    for record in (True, False):
+        core = RunCore(HEADER, out=tmp_path, guard=GUARD, record=record)
+        micro_batch(core, 5)
+
+        with pytest.raises(UsageError, match="right after the run is made"):
+            core.load_state_dict(state)
+
+        assert core.step == 1
+        core.close()
+
+
+@pytest.mark.parametrize(("saved", "here"), [(GUARD, None), (None, GUARD)])
+def test_a_guard_history_without_a_guard_and_the_reverse_are_said(
+    said: Callable[[], list[str]], saved: GuardConfig | None, here: GuardConfig | None
+) -> None:
+    state = RunCore(HEADER, guard=saved, record=False).state_dict()
+
+    RunCore(HEADER, guard=here, record=False).load_state_dict(state)
+
+    (line,) = said()
+    assert "it is left aside" in line if here is None else "starts with an empty window" in line
+
+
+# What the verbs record.
+
+
+def test_micro_batches_are_counted_within_their_step_and_nothing_is_made_before_the_first(tmp_path: Path) -> None:
+    # given
+    core = RunCore(HEADER, out=tmp_path)
+    assert (core.folder, core.run_id, list(tmp_path.iterdir())) == (None, None, [])
+
+    # when
+    for row in (50, 51):
+        micro_batch(core, row)
+    core.end_step(loss=1.0, num_tokens=8)
+    micro_batch(core, 52)
+    core.close()
+
+    # then
+    assert rows_in(recorded(core)) == [(1, 0, 50), (1, 1, 51), (2, 0, 52)]
+
+
+def test_what_comes_after_close_is_not_recorded_and_fails_nothing(tmp_path: Path) -> None:
+    # given
+    core = RunCore(HEADER, out=tmp_path)
+    micro_batch(core, 50)
+    core.end_step(loss=1.0, num_tokens=4)
+    core.close(reason="finished")
+
+    # when
+    micro_batch(core, 51)
+    core.end_step(loss=2.0, num_tokens=4)
+    core.event("note", {})
+    assert core.flush()
+    core.close(reason="again")
+
+    # then
+    log = recorded(core)
+    assert rows_in(log) == [(1, 0, 50)]
+    assert log.step_columns().step.tolist() == [1]
+    assert [(event.kind, event.facts) for event in log.event_list()] == [("end", {"reason": "finished"})]
+    assert core.step == 3, "the run itself goes on counting"
+
+
+def test_a_run_that_recorded_nothing_closes_without_a_trace(tmp_path: Path) -> None:
+    core = RunCore(HEADER, out=tmp_path)
+
+    assert core.flush()
+    core.close()
+
+    assert (core.folder, list(tmp_path.iterdir())) == (None, [])
+
+
+def test_a_host_that_counts_for_itself_names_the_step(tmp_path: Path) -> None:
+    # given a window that its host gave up
+    core = RunCore(HEADER, out=tmp_path)
+    micro_batch(core, 50)
+
+    # when
+    core.begin_step(41)
+    assert core.window.num_micros == 0
+    micro_batch(core, 51)
+    core.end_step(loss=1.0, num_tokens=4)
+
+    # then
+    assert core.step == 42
+    core.close()
+    log = recorded(core)
+    assert rows_in(log) == [(1, 0, 50), (41, 0, 51)]
+    assert log.step_columns().step.tolist() == [41]
+
+
+def test_the_seconds_of_a_step_are_those_since_the_previous_one_ended(tmp_path: Path) -> None:
+    # given
+    now = [1000.0]
+    core = RunCore(HEADER, out=tmp_path, clock=lambda: now[0])
+
+    # when
+    for seconds in (7.0, 2.5, 0.0):
+        now[0] += seconds
+        core.end_step(loss=1.0, num_tokens=1)
+    core.close()
+
+    # then the first has none before it
+    wall_s = recorded(core).step_columns().wall_s.tolist()
+    assert math.isnan(wall_s[0])
+    assert wall_s[1:] == [2.5, 0.0]
+    assert recorded(core).header.created == 1007.0, "the run begins with what it records first"
+
+
+def test_a_verdict_is_recorded_with_its_micro_batch_and_counted_in_its_step(tmp_path: Path) -> None:
+    # given three kept losses of 1 per token, a spike, and an aux term that is not finite
+    core = RunCore(HEADER, out=tmp_path, guard=GUARD)
+    kept = []
+    for loss_sum, aux in ((4.0, 0.0), (4.0, 0.0), (4.0, 0.0), (40.0, 0.0), (4.0, math.inf)):
+        verdict = core.judge(loss_sum, 4, aux=aux)
+        core.record_micro_batch(np.array([7]), np.array([loss_sum]), np.array([4]), verdict=verdict)
+        kept.append(verdict.keep)
+    assert core.drop_reason() is None
+
+    # when
+    core.end_step(loss=1.0, num_tokens=20)
+    core.close()
+
+    # then
+    assert kept == [True, True, True, False, False]
+    (block,) = recorded(core).row_blocks()
+    reasons = [VERDICT_REASONS[code] for code in block.reason.tolist()]
+    assert reasons == ["warmup", "warmup", "warmup", "spike", "nonfinite"]
+    assert block.keep.tolist() == kept
+    steps = recorded(core).step_columns()
+    assert (steps.num_skipped_micros.tolist(), steps.num_skipped_tokens.tolist()) == ([2], [8])
+
+
+def test_a_window_is_dropped_where_nothing_is_left_to_step_by(said: Callable[[], list[str]]) -> None:
+    core = RunCore(HEADER, guard=GUARD, record=False)
+
+    core.judge(math.nan, 4)
+    assert core.drop_reason() == "all_skipped"
+    core.judge(1.0, 1)
+    assert core.drop_reason() is None
+
+    for step in (7, 8):
+        core.begin_step(step)
+        core.judge(0.0, 0)
+        assert core.drop_reason() == "no_tokens"
+    assert sum("had no supervised token at all" in line for line in said()) == 1
+    assert RunCore(HEADER, record=False).drop_reason() is None, "without a guard nothing is ever dropped"
+
+
+def test_twenty_skips_are_said_and_the_last_line_says_so(said: Callable[[], list[str]]) -> None:
+    core = RunCore(HEADER, guard=GuardConfig(multiplier=2.0, max_consecutive_skips="never"), record=False)
+    for _ in range(3):
+        core.judge(1.0, 1)
+        core.end_step()
+
+    for _ in range(25):
+        core.judge(30.0, 1)
+        core.end_step()
+
+    lines = [line for line in said() if line.startswith("Guard skipped")]
+    assert len(lines) == 20
+    assert lines[0] == "Guard skipped micro-batch 0 of step 4: spike, loss 30, 1 expected."
+    assert lines[-1].startswith("Guard skipped micro-batch 0 of step 23: ")
+    assert lines[-1].endswith(" Further ones are not said; each is in the log.")
+    assert not any("Further ones" in line for line in lines[:-1])
+
+
+def test_the_leading_row_is_asked_for_only_of_a_skip_that_is_said() -> None:
+    core = RunCore(HEADER, guard=GUARD, record=False)
+    asked = []
+
+    def first_row() -> int | None:
+        asked.append(core.step)
+        return 17
+
+    core.judge(1.0, 1, leading_row=first_row)
+    core.begin_step(2)
+    for _ in range(25):
+        core.judge(math.nan, 1, leading_row=first_row)
+
+    assert asked == [2] * 20
+    assert core.guard is not None
+    assert core.guard.nonfinite_hint == "first in row 17 of step 2"
+
+
+def test_no_row_is_blamed_for_a_further_term_that_is_not_finite(caplog: pytest.LogCaptureFixture) -> None:
+    core = RunCore(HEADER, guard=GUARD, record=False)
+
+    with caplog.at_level(logging.INFO, logger="trimtab"):
+        core.judge(1.0, 1, aux=math.inf, leading_row=lambda: 17)
+
+    assert caplog.messages == ["Guard skipped micro-batch 0 of step 1: nonfinite, loss nan."]
+
+
+def test_the_facts_of_an_event_are_those_of_its_moment(tmp_path: Path) -> None:
+    core = RunCore(HEADER, out=tmp_path, clock=lambda: 1500.0)
+    facts = {"folds": [1, 2]}
+
+    core.event("note", facts)
+    core.evaluation(2.5, {"accuracy": 0.5}, step=9)
+    facts["folds"].append(3)
+    core.close()
+
+    note, evaluation, _ = recorded(core).event_list()
+    assert (note.kind, note.step, note.time, note.facts) == ("note", 1, 1500.0, {"folds": [1, 2]})
+    assert (evaluation.kind, evaluation.step, evaluation.facts) == ("evaluation", 9, {"loss": 2.5, "accuracy": 0.5})
+
+
+def test_a_folder_that_cannot_be_made_is_said_with_its_path_and_training_goes_on(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    (tmp_path / "file").write_text("")
+    core = RunCore(HEADER, out=tmp_path / "file", guard=GUARD)
+
+    train(core)
+
+    assert said() == [f"Trimtab recorder off: Not a directory: {tmp_path}/file/trimtab"]
+    assert (core.folder, core.step) == (None, 3)
+    assert core.judge(1.0, 1).reason == "warmup", "the guard guards on"
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", " Off\t"])
+def test_trimtab_off_in_any_case_switches_off_and_is_said_once(
+    word: str, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB", word)
+
+    assert switched_off()
+    assert switched_off()
+
+    assert said() == ["Trimtab does nothing: TRIMTAB=off is set in the environment."]
+
+
+@pytest.mark.parametrize("word", [None, "", "on", "0", "false", "offline"])
+def test_any_other_word_in_trimtab_switches_nothing_off(
+    word: str | None, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRIMTAB", raising=False)
+    if word is not None:
+        monkeypatch.setenv("TRIMTAB", word)
+
+    assert not switched_off()
+
+    assert said() == []

@@ -1,5 +1,6 @@
 """The offline half: from a log to `Findings`, without a model, data or an accelerator."""
 
+from trimtab.analysis.comparison import compare
 from trimtab.analysis.findings import rewind
 
-__all__ = ["rewind"]
+__all__ = ["compare", "rewind"]

@@ -15,17 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 from trimtab.analysis import remarks
+from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.blame import blame, leads_to
 from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
 from trimtab.analysis.series import StepSeries
 from trimtab.analysis.spikes import check_rule, find_spikes
-from trimtab.analysis.steps import read_steps
 from trimtab.errors import LogError, UsageError
+from trimtab.findings import Findings, Spike, StepChoice
 from trimtab.log.reader import Log, open_log
-from trimtab.values import Findings, Spike, StepChoice
-
-NORM_LEAD = 10
-"""Steps within which a loss finding must follow a gradient-norm notice for the notice's rows to be shown first."""
 
 LEADING_ROWS = 20
 """Findings, from the worst on, whose leading row is looked up: as many as the terminal lists."""
@@ -61,15 +59,21 @@ def rewind(
         for spike in findings.spikes:
             print(spike.step, spike.severity, spike.row)
     """
+    wanted, num_rows = check_settings(rule=rule, step=step, top=top)
+    found = find_logs(path_or_run)
+    newest, *others = found.paths
+    notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
+    return rewind_log(open_log(newest), rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
+
+
+def check_settings(*, rule: str, step: SupportsIndex | None, top: SupportsIndex) -> tuple[int | None, int]:
+    """Refuses settings of `rewind` that make no sense with `UsageError`; gives `step` and `top` as plain numbers."""
     check_rule(rule)
     wanted = None if step is None else _whole(step, name="step")
     num_rows = _whole(top, name="top")
     if num_rows < 1:
         raise UsageError(f"top={num_rows} makes no sense: use a whole number of 1 or more.")
-    found = find_logs(path_or_run)
-    newest, *others = found.paths
-    notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
-    return rewind_log(open_log(newest), rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
+    return wanted, num_rows
 
 
 def _whole(value: SupportsIndex, *, name: str) -> int:
@@ -124,12 +128,11 @@ def rewind_log(
 
     search = find_spikes(series, rule=rule)
     shown, reason = _choose_step(search.spikes, asked=step)
-    peaks = [spike.step for spike in search.spikes[:num_leading]]
-    tables = gather_rows(log, series=series, steps=peaks if shown is None else [shown, *peaks]) if log.has_rows else {}
-    spikes = tuple(
-        _with_leading_row(spike, tables.get(spike.step)) if index < num_leading else spike
-        for index, spike in enumerate(search.spikes)
-    )
+    looked_up = search.spikes[:num_leading]
+    steps = [place for spike in looked_up for place in (spike.step, _blamed_step(spike))]
+    tables = gather_rows(log, series=series, steps=steps if shown is None else [shown, *steps]) if log.has_rows else {}
+    leading = (_with_rows(spike, tables, spikes=search.spikes) for spike in looked_up)
+    spikes = (*leading, *search.spikes[num_leading:])
     table = tables.get(shown) if shown is not None else None
     return Findings(
         run_id=log.header.run_id,
@@ -144,6 +147,7 @@ def rewind_log(
         rows_left_out=max(0, table.row.size - top) if table else 0,
         num_nonfinite_rows=table.num_nonfinite if table else 0,
         row_losses_known=_row_losses_known(table, series),
+        blame=blame(table, spikes=search.spikes) if table else None,
         notices=(
             *notices,
             *remarks.on_search(search, rule=rule),
@@ -166,7 +170,7 @@ def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | N
     norms = sorted(spike.first for spike in spikes if spike.kind == "grad_norm")
     if worst is None:
         return (norms[0], "grad_norm_before") if norms else (None, None)
-    before = [first for first in norms if 1 <= worst.first - first <= NORM_LEAD]
+    before = [first for first in norms if leads_to(first, worst)]
     return (before[0], "grad_norm_before") if before else (worst.step, "worst")
 
 
@@ -178,9 +182,19 @@ def _row_losses_known(table: StepRows | None, series: StepSeries) -> bool:
     return place is None or not bool(series.measured[place])
 
 
-def _with_leading_row(spike: Spike, table: StepRows | None) -> Spike:
+def _blamed_step(spike: Spike) -> int:
+    """The step whose rows may have made a finding: of a norm that jumped the first, because the harm begins there."""
+    return spike.first if spike.severity == "notice" else spike.step
+
+
+def _with_rows(spike: Spike, tables: dict[int, StepRows], *, spikes: Sequence[Spike]) -> Spike:
+    """The finding with its leading row, and what its rows are blamed for."""
+    table, blamed = tables.get(spike.step), tables.get(_blamed_step(spike))
     # A step of nothing but rows without supervised tokens has no leading row.
-    if table is None or table.tokens[0] <= 0:
-        return spike
-    is_only_row = table.row.size - table.num_empty == 1
-    return dataclasses.replace(spike, row=int(table.row[0]), row_share=table.share(0), is_only_row=is_only_row)
+    leads = table is not None and bool(table.tokens[0] > 0)
+    return dataclasses.replace(
+        spike,
+        row=int(table.row[0]) if table is not None and leads else None,
+        row_share=table.share(0) if table is not None and leads else None,
+        blame=blame(blamed, spikes=spikes) if blamed is not None else None,
+    )

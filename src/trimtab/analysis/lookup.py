@@ -14,11 +14,9 @@ from typing import Protocol, runtime_checkable
 
 from trimtab import registry
 from trimtab.errors import LogError, UsageError
-from trimtab.log.folder import is_run_folder, run_folders
+from trimtab.log import foreign
+from trimtab.log.folder import RUNS_NAME, is_run_folder, run_folders
 from trimtab.registry import RegisteredRun
-
-FOREIGN_NAMES = ("rewind.jsonl", "rewind.jsonl.1")
-"""The newer run first: the tool that writes them renames the older one."""
 
 MAX_NAMED = 5
 """Candidates named in one line."""
@@ -75,7 +73,7 @@ def run_place(run: RegisteredRun) -> str | None:
     """Where a registered run's folder is now: where it was written, or below its output folder; None if gone."""
     places = [Path(run.path)]
     if run.out is not None:
-        below = Path("trimtab", run.run_id)
+        below = Path(RUNS_NAME, run.run_id)
         if run.experiment is not None:
             places.append(Path(run.out, run.experiment) / below)
         places.append(Path(run.out) / below)
@@ -131,9 +129,9 @@ def _by_id(name: str) -> FoundLogs:
 
 
 def _in_folder(folder: Path) -> FoundLogs:
-    foreign = [folder / name for name in FOREIGN_NAMES if (folder / name).is_file()]
-    if len(foreign) > 1 and not is_run_folder(folder) and not run_folders(folder):
-        return FoundLogs(tuple(map(str, foreign)))
+    files = [folder / name for name in foreign.file_names() if (folder / name).is_file()]
+    if len(files) > 1 and not is_run_folder(folder) and not run_folders(folder):
+        return FoundLogs(tuple(map(str, files)))
     # Which run of several, and what to say about it, is the reader's to know.
     return FoundLogs((str(folder),))
 

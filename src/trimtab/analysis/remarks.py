@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.rows import StepRows
 from trimtab.analysis.spikes import SpikeSearch
-from trimtab.analysis.steps import StepReading
 
 MAX_NAMED = 5
 """Steps named in one line."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.analysis.series import StepSeries, is_finite
+from trimtab.findings import RowShare
 from trimtab.log.columns import RowColumns
 from trimtab.log.reader import Log
-from trimtab.values import RowShare
 
 LEVEL_STEPS = 20
 """Measured finite steps whose median is the run's level, as in the median rule."""
@@ -93,10 +93,10 @@ def gather_rows(log: Log, *, series: StepSeries, steps: Iterable[int]) -> dict[i
     if not wanted.size:
         return {}
     first, last = int(wanted[0]), int(wanted[-1])
-    parts = [_pick(block, _among(block.step, wanted)) for block in log.row_blocks(first_step=first, last_step=last)]
+    parts = [block.take(_among(block.step, wanted)) for block in log.row_blocks(first_step=first, last_step=last)]
     records = RowColumns.concat(parts)
-    records = _pick(records, records.attempt == series.attempts_of(records.step))
-    return {step: _table(_pick(records, records.step == step), step=step) for step in np.unique(records.step).tolist()}
+    records = records.take(records.attempt == series.attempts_of(records.step))
+    return {step: _table(records.take(records.step == step), step=step) for step in np.unique(records.step).tolist()}
 
 
 def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) -> tuple[RowShare, ...]:
@@ -164,8 +164,8 @@ def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step
     loss_sum, tokens = np.zeros(wanted.size), np.zeros(wanted.size, np.int64)
     for block in _blocks_with(log, wanted):
         counts = (block.attempt == series.attempts_of(block.step)) & (block.step != step)
-        some = _pick(block, counts & (block.num_tokens > 0))
-        some = _pick(some, is_finite(some.loss_sum / some.num_tokens))
+        some = block.take(counts & (block.num_tokens > 0))
+        some = some.take(is_finite(some.loss_sum / some.num_tokens))
         index = np.searchsorted(wanted, some.row)
         np.add.at(loss_sum, index, some.loss_sum)
         np.add.at(tokens, index, some.num_tokens)
@@ -176,7 +176,7 @@ def _blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
     for block in log.row_blocks():
         present = _among(block.row, rows)
         if present.any():
-            yield _pick(block, present)
+            yield block.take(present)
 
 
 def _level(series: StepSeries, step: int) -> float | None:
@@ -191,7 +191,3 @@ def _among(values: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.b
     index = np.minimum(np.searchsorted(wanted, values), wanted.size - 1)
     present: NDArray[np.bool_] = wanted[index] == values
     return present
-
-
-def _pick(block: RowColumns, mask: NDArray[np.bool_]) -> RowColumns:
-    return RowColumns._make(column[mask] for column in block)

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 _INT64 = np.iinfo(np.int64)
 
-UNKNOWN_REASON = -1
-"""`StepSeries.reason` where no step record says what became of the step."""
-
 
 class StepSeries(NamedTuple):
     """One run, step by step, in ascending order; each step stands once.
@@ -30,7 +27,7 @@ class StepSeries(NamedTuple):
         measured: (S,) bool, whether the step has a loss: a step without supervised tokens has none.
         grad_norm: (S,) float64 gradient norm before clipping; NaN where not measured, and where it was NaN.
         has_grad_norm: (S,) bool, tells the two apart.
-        reason: (S,) int8 index into `trimtab.values.STEP_REASONS`, or `UNKNOWN_REASON`.
+        reason: (S,) uint8 index into `trimtab.values.STEP_REASONS`, or `trimtab.log.steps.UNKNOWN_REASON`.
         num_records: (S,) int64 row records of the step.
         num_empty: (S,) int64 row records without supervised tokens.
     """
@@ -42,7 +39,7 @@ class StepSeries(NamedTuple):
     measured: NDArray[np.bool_]
     grad_norm: NDArray[np.float64]
     has_grad_norm: NDArray[np.bool_]
-    reason: NDArray[np.int8]
+    reason: NDArray[np.uint8]
     num_records: NDArray[np.int64]
     num_empty: NDArray[np.int64]
 

@@ -9,31 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from trimtab.values import Findings
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSpike:
-    """A spike that several runs have in common.
-
-    Attributes:
-        step: Step at which it peaks in all of them; None where the same row spikes at different steps.
-        rows: Rows that lead the step in at least two of the runs.
-        runs: The runs, by id, or by path where a log names none; in the order given.
-        rows_known: Whether at least two of the runs name a leading row.
-    """
-
-    step: int | None
-    rows: tuple[int, ...]
-    runs: tuple[str, ...]
-    rows_known: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `rewind --json` with several runs."""
-        return {"step": self.step, "rows": list(self.rows), "runs": list(self.runs)}
+from trimtab.findings import Findings, SharedSpike
 
 
 def find_shared(runs: Sequence[Findings]) -> tuple[SharedSpike, ...]:

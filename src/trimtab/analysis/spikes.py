@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from trimtab.analysis.screen import median_candidates, norm_candidates, robust_candidates
 from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.errors import UsageError
+from trimtab.findings import Severity, Signal, Spike, SpikeKind
 from trimtab.rules.median import MedianRule
 from trimtab.rules.norms import ROBUST_FACTOR, ROBUST_HISTORY, ROBUST_K, NormRule
 from trimtab.rules.robust import RobustRule
-from trimtab.values import STEP_REASONS, Severity, Signal, Spike, SpikeKind, Verdict
+from trimtab.values import STEP_REASONS, Verdict
 
 RULES = ("robust", "median")
 """Rules that `rewind` offers."""

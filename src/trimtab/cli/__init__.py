@@ -94,7 +94,7 @@ class _Trimtab(click.Group):
 
 
 def _fail(message: str, *, code: int) -> int:
-    from trimtab.report.text import plain
+    from trimtab.text import plain
 
     # Nobody may be there to be told: the exit code still says it.
     with contextlib.suppress(OSError):

@@ -18,13 +18,10 @@ from pathlib import Path
 import click
 
 from trimtab.errors import UsageError
+from trimtab.log import foreign
 from trimtab.log.folder import HEADER_NAME, RUNS_NAME, is_run_folder
-from trimtab.log.foreign.rewind_lines import first_record
 
 STANDARD_OUTPUT = "-"
-
-SNIFFED_BYTES = 4096
-"""Bytes of a file looked at to tell text from tensors, tables and databases: all of them hold a 0 byte by then."""
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, for checkers only
@@ -153,16 +150,17 @@ def _wrong_with(path: Path) -> str | None:
 def _has_the_name_of_a_log(path: Path) -> bool:
     # Some file systems take RUN.JSON for run.json.
     name = path.name.casefold()
-    return name.startswith((HEADER_NAME, "rewind.jsonl")) or name.endswith(".journal")
+    return name.startswith((HEADER_NAME, *foreign.file_names())) or name.endswith(".journal")
 
 
 def _wrong_with_what_stands_at(path: Path) -> str | None:
     if not stat.S_ISREG(path.stat().st_mode):
         return "is no plain file. Name one."
-    with path.open("rb") as file:
-        if b"\0" in file.read(SNIFFED_BYTES):
-            return "exists and is a binary file, no report; nothing was overwritten. Name another file, or remove it."
-    if first_record(path) is not None:
+    head = foreign.read_head(path)
+    # Tensors, tables and databases all hold a 0 byte by the end of a head, and no text does.
+    if b"\0" in head:
+        return "exists and is a binary file, no report; nothing was overwritten. Name another file, or remove it."
+    if foreign.format_of(path, head) is not None:
         return "exists and is the log of a run; nothing was overwritten. Name another file."
     return None
 

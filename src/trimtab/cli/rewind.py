@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple
 
 import click
 
-from trimtab.analysis.findings import LEADING_ROWS, rewind_log
-from trimtab.analysis.lookup import find_logs
-from trimtab.analysis.shared import SharedSpike, find_shared, num_different
+from trimtab.analysis.comparison import compare_logs, open_logs
+from trimtab.analysis.drop_list import drop_list
+from trimtab.analysis.findings import LEADING_ROWS
 from trimtab.analysis.spikes import MAX_SPIKES, RULES
 from trimtab.cli.output import (
     STANDARD_OUTPUT,
@@ -22,12 +20,10 @@ from trimtab.cli.output import (
     write_output,
 )
 from trimtab.errors import UsageError
-from trimtab.log.reader import Log, open_log
+from trimtab.findings import Comparison
 from trimtab.report import as_json, terminal
 from trimtab.report.console import make_console
-from trimtab.report.drop_list import drop_list
 from trimtab.report.shared import render_shared
-from trimtab.values import Findings
 
 PROGRESS_FROM_BYTES = 20_000_000
 """Smaller logs are read in about a second."""
@@ -90,84 +86,53 @@ def command(
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
     destinations = {"--drop-list": drop_file, "--json": json_file}
     refuse_one_file_for_two(destinations)
-    opened = _open_logs(paths)
-    refuse_logs(destinations, places=[named.log.path for named in opened])
-    if drop_file and len(opened) > 1:
+    logs = open_logs(paths or (None,))
+    refuse_logs(destinations, places=[named.log.path for named in logs])
+    if drop_file and len(logs) > 1:
         raise UsageError("--drop-list takes one run at a time: the rows of two runs may be of different datasets.")
 
-    runs: list[tuple[Log, Findings]] = []
-    for log, notices in opened:
-        with _progress(log) as progress:
-            findings = rewind_log(
-                log,
-                rule=rule,
-                step=step,
-                top=top,
-                num_leading=MAX_SPIKES if drop_file else LEADING_ROWS,
-                notices=notices,
-                progress=progress,
-            )
-        runs.append((log, findings))
+    with _progress(sum(named.log.size_bytes for named in logs)) as progress:
+        found = compare_logs(
+            logs,
+            rule=rule,
+            step=step,
+            top=top,
+            num_leading=MAX_SPIKES if drop_file else LEADING_ROWS,
+            progress=progress,
+        )
 
     if drop_file:
-        log, findings = runs[0]
-        fingerprint = log.header.dataset_fingerprint
-        write_output(drop_file, as_json.dumps_document(drop_list(findings, dataset_fingerprint=fingerprint)))
-    answer = [findings for _, findings in runs]
-    shared = find_shared(answer)
-    if json_file and len(answer) == 1:
-        write_output(json_file, as_json.dumps(answer[0]))
-    elif json_file:
-        write_output(json_file, as_json.dumps_runs(answer, shared=[spike.to_dict() for spike in shared]))
+        fingerprint = logs[0].log.header.dataset_fingerprint
+        write_output(drop_file, as_json.dumps_document(drop_list(found.runs[0], dataset_fingerprint=fingerprint)))
+    if json_file:
+        write_output(json_file, as_json.dumps(found if len(found.runs) > 1 else found.runs[0]))
     if json_file != STANDARD_OUTPUT:
         # Last: whoever reads this may stop in the middle, and still gets the files and the verdict.
         with suppress(BrokenPipeError):
-            _draw(answer, shared=shared, previews=not no_preview)
+            _draw(found, previews=not no_preview)
 
     failing = FAILING_SEVERITIES.get(fail_on or "", ())
-    found_some = any(spike.severity in failing for findings in answer for spike in findings.spikes)
+    found_some = any(spike.severity in failing for findings in found.runs for spike in findings.spikes)
     return EXIT_FINDINGS if found_some else 0
 
 
-class _Named(NamedTuple):
-    """A log that was named, and what is to be said of the naming."""
-
-    log: Log
-    notices: list[str]
-
-
-def _open_logs(names: tuple[str, ...]) -> list[_Named]:
-    """Opens what was named, each log once: a log beside itself would look like two runs that agree in everything."""
-    opened: list[_Named] = []
-    for name in names or (None,):
-        found = find_logs(name)
-        for place in found.paths:
-            log = open_log(place)
-            first = next((named for named in opened if Path(named.log.path).samefile(log.path)), None)
-            if first is None:
-                opened.append(_Named(log, list(found.notices)))
-            else:
-                first.notices.append(f"{name} is this log too: it was read once")
-    return opened
-
-
-def _draw(answer: list[Findings], *, shared: Sequence[SharedSpike], previews: bool) -> None:
+def _draw(found: Comparison, *, previews: bool) -> None:
     console = make_console(sys.stdout)
-    for index, findings in enumerate(answer):
+    for index, findings in enumerate(found.runs):
         if index:
             terminal.say(console, "")
         terminal.render(findings, console=console, previews=previews)
-    if len(answer) > 1:
-        render_shared(shared, num_runs=num_different(answer), console=console)
-    elif answer[0].spikes:
+    if len(found.runs) > 1:
+        render_shared(found, console=console)
+    elif found.runs[0].spikes:
         terminal.say(console, "")
         terminal.say(console, "More: --step N lists the rows of another step, --drop-list FILE the rows to leave out.")
 
 
 @contextmanager
-def _progress(log: Log) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error while a large log is read, where a person watches."""
-    if log.size_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
+def _progress(size_bytes: int) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error while large logs are read, where a person watches."""
+    if size_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
         yield None
         return
     # Imported here: it is a tenth of the time that a small log takes, which never shows a bar.
@@ -175,5 +140,5 @@ def _progress(log: Log) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=make_console(sys.stderr), transient=True) as bar:
-        task = bar.add_task("reading the log", total=log.size_bytes)
+        task = bar.add_task("reading the log", total=size_bytes)
         yield lambda num_done, num_bytes: bar.update(task, completed=num_done, total=num_bytes)

@@ -14,7 +14,7 @@ from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, write_output
 from trimtab.registry import RegisteredRun
 from trimtab.report import as_json, terminal
 from trimtab.report.console import make_console
-from trimtab.report.text import plain
+from trimtab.text import plain
 
 
 @click.command("runs")

@@ -14,7 +14,7 @@ from typing import TextIO
 from rich.console import Console as RichConsole
 
 from trimtab.report.console import make_console
-from trimtab.report.text import plain
+from trimtab.text import plain
 
 
 class Console:

@@ -28,8 +28,8 @@ from trimtab.demo.run_log import first_difference, skipped_micro_batches
 from trimtab.errors import MissingExtraError, TrimtabError, UsageError
 from trimtab.guard import GuardConfig
 from trimtab.report import as_json, terminal
-from trimtab.report.text import plain
 from trimtab.run import switched_off
+from trimtab.text import plain
 
 if TYPE_CHECKING:
     from trimtab.demo.prepare import Prepared

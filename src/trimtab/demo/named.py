@@ -12,7 +12,8 @@ from typing import Any
 
 from trimtab.analysis import rewind
 from trimtab.demo.plant import NEEDED, Plant
-from trimtab.values import Findings, json_number
+from trimtab.findings import Findings
+from trimtab.values import json_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trimtab.demo.named import Check
 from trimtab.demo.run_log import Skip
-from trimtab.values import Findings
+from trimtab.findings import Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

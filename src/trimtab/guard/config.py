@@ -6,23 +6,18 @@ is said.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
-from trimtab.errors import TrimtabWarning, UsageError
-from trimtab.rules.mean import MeanRule
-from trimtab.rules.robust import RobustRule, check_k
-from trimtab.rules.scalar import spelled
-from trimtab.rules.windowed import check_whole
-
-DEFAULT_K: Final = 10.0
-
-DEFAULT_MAX_CONSECUTIVE_SKIPS: Final = {"mean": 8, "robust": 20}
-"""One window of `mean`; for `robust` as many as it needs behind it, so that the new window can be judged by at once."""
+from trimtab.errors import UsageError
+from trimtab.notices import warn_setting
+from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
+from trimtab.rules.robust import DEFAULT_K
+from trimtab.rules.scalar import spelled, whole_number
+from trimtab.rules.windowed import MAX_SIZE, read_history
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +54,7 @@ class GuardConfig:
         TrimtabWarning: A setting has no effect.
     """
 
-    rule: Literal["mean", "robust"] = "mean"
+    rule: LiveRuleName = "mean"
     multiplier: float | None = None
     k: float = DEFAULT_K
     window_size: int | None = None
@@ -69,33 +64,34 @@ class GuardConfig:
     skipped_tokens: Literal["counted", "removed"] = "counted"
 
     def __post_init__(self) -> None:
-        _check_choice("rule", self.rule, ("mean", "robust"))
+        _check_choice("rule", self.rule, tuple(LIVE_RULES))
         _check_choice("on_lockup", self.on_lockup, ("rebaseline", "raise"))
         _check_choice("skipped_tokens", self.skipped_tokens, ("counted", "removed"))
-        for name in ("multiplier", "k", "window_size", "min_history", "max_consecutive_skips"):
+        own = LIVE_RULES[self.rule].sensitivity
+        others = [rule for rule in LIVE_RULES.values() if rule.sensitivity != own]
+        numbers = (own, *(rule.sensitivity for rule in others), "window_size", "min_history", "max_consecutive_skips")
+        for name in numbers:
             object.__setattr__(self, name, _plain_number(getattr(self, name)))
-        if self.max_consecutive_skips not in (None, "never"):
-            check_whole(self.max_consecutive_skips, name="max_consecutive_skips")  # type: ignore[arg-type]
-
-        if self.rule == "robust" and self.multiplier is not None:
-            raise UsageError(
-                f'multiplier={spelled(self.multiplier)} belongs to rule="mean"; rule="robust" is set by k (now '
-                f"{spelled(self.k)}). "
-                'Leave multiplier out, or use rule="mean".'
+        if self.max_consecutive_skips is not None and self.max_consecutive_skips != "never":
+            expected = f'a whole number from 1 to {MAX_SIZE}, "never", or None.'
+            whole_number(
+                self.max_consecutive_skips, name="max_consecutive_skips", least=1, most=MAX_SIZE, expected=expected
             )
-        check_k(self.k)
+
         self.build_rule()
-        if self.rule == "mean" and self.k != DEFAULT_K:
-            self._warn_without_effect(f'k={self.k!r} has no effect under rule="mean"', 'use rule="robust"')
+        for rule in others:
+            self._check_setting_of(rule)
         if self.on_lockup == "raise" and self.max_consecutive_skips == "never":
-            self._warn_without_effect(
-                'on_lockup="raise" has no effect with max_consecutive_skips="never"', "give a number of skips"
+            warn_setting(
+                'on_lockup="raise" has no effect with max_consecutive_skips="never"; leave it out, or give a number of '
+                "skips."
             )
 
     @property
     def enabled(self) -> bool:
         """Whether a guard with these settings ever skips anything."""
-        return self.rule == "robust" or self.multiplier is not None
+        setting = LIVE_RULES[self.rule].sensitivity
+        return getattr(self, setting) is not None or _default_of(setting) is not None
 
     @classmethod
     def from_optim(cls, optim: object) -> Self:
@@ -122,21 +118,39 @@ class GuardConfig:
             min_history=read("loss_spike_skip_min_history", None),
         )
 
-    def build_rule(self) -> MeanRule | RobustRule | None:
+    def build_rule(self) -> LiveRule | None:
         """A fresh rule with these settings; None where the guard is off."""
-        given = {"window_size": self.window_size, "min_history": self.min_history}
-        history = {name: value for name, value in given.items() if value is not None}
-        if self.rule == "robust":
-            return RobustRule(self.k, **history)
-        if self.multiplier is not None:
-            return MeanRule(self.multiplier, **history)
-        # Off, yet what was given must make sense for the day it is switched on.
-        MeanRule(2.0, **history)
-        return None
+        rule = LIVE_RULES[self.rule]
+        window_size = rule.default_window_size if self.window_size is None else self.window_size
+        min_history = rule.default_min_history if self.min_history is None else self.min_history
+        if not self.enabled:
+            # Off, yet what was given must make sense for the day it is switched on.
+            read_history(window_size, min_history=min_history)
+            return None
+        return rule(getattr(self, rule.sensitivity), window_size=window_size, min_history=min_history)
 
-    def _warn_without_effect(self, what: str, remedy: str) -> None:
-        # Past this method, __post_init__ and the generated __init__: to the line that gave the setting.
-        warnings.warn(f"{what}; leave it out, or {remedy}.", TrimtabWarning, stacklevel=4)
+    def _check_setting_of(self, rule: type[LiveRule]) -> None:
+        """What was given for another rule is refused where it would have switched that one on, else said."""
+        setting = rule.sensitivity
+        value, default = getattr(self, setting), _default_of(setting)
+        if default is None:
+            if value is None:
+                return
+            own = LIVE_RULES[self.rule].sensitivity
+            raise UsageError(
+                f'{setting}={spelled(value)} belongs to rule="{rule.name}"; rule="{self.rule}" is set by {own} (now '
+                f'{spelled(getattr(self, own))}). Leave {setting} out, or use rule="{rule.name}".'
+            )
+        rule(value)  # refuses what would make no sense there either
+        if value != default:
+            warn_setting(
+                f'{setting}={value!r} has no effect under rule="{self.rule}"; leave it out, or use rule="{rule.name}".'
+            )
+
+
+def _default_of(setting: str) -> object:
+    """What a setting is where nobody gave it; a rule whose sensitivity is then None is off."""
+    return GuardConfig.__dataclass_fields__[setting].default
 
 
 def _plain_number(value: Any) -> Any:

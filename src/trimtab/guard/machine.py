@@ -14,11 +14,11 @@ from dataclasses import asdict
 from typing import Any, Final, Literal, Self
 
 from trimtab.errors import GuardLockupError
-from trimtab.guard.config import DEFAULT_K, DEFAULT_MAX_CONSECUTIVE_SKIPS, GuardConfig
+from trimtab.guard.config import GuardConfig
 from trimtab.notices import say, warn
-from trimtab.rules.mean import MeanRule
-from trimtab.rules.robust import RobustRule
-from trimtab.rules.scalar import MAX_WHOLE, real_number, spelled, step_number, whole_number
+from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
+from trimtab.rules.robust import DEFAULT_K
+from trimtab.rules.scalar import MAX_WHOLE, real_number, spelled, step_number, token_count
 from trimtab.rules.state import check_state, damaged, read_count, read_entries
 from trimtab.rules.streak import RATE_WINDOW, SkipRate, SkipStreak, round_up
 from trimtab.rules.window import float32
@@ -33,7 +33,7 @@ class _Guard:
     def __init__(
         self,
         *,
-        rule: Literal["mean", "robust"] = "mean",
+        rule: LiveRuleName = "mean",
         multiplier: float | None = None,
         k: float = DEFAULT_K,
         window_size: int | None = None,
@@ -65,7 +65,7 @@ class _Guard:
     def _set_up(self, config: GuardConfig) -> None:
         self._config = config
         self._rule = config.build_rule()
-        default = DEFAULT_MAX_CONSECUTIVE_SKIPS[config.rule]
+        default = LIVE_RULES[config.rule].default_max_skips
         limit = config.max_consecutive_skips
         self._max_finite: float = math.inf if limit == "never" else limit or default
         # "never" switches the policy off, not the warning: that one decides nothing.
@@ -212,7 +212,7 @@ class _Guard:
         self._last_step = None
         self.nonfinite_hint = None
 
-    def _end_lockup(self, rule: MeanRule | RobustRule, verdict: Verdict) -> Verdict:
+    def _end_lockup(self, rule: LiveRule, verdict: Verdict) -> Verdict:
         """Takes the skipped losses as the new history, or raises and changes nothing."""
         found = (
             f"Guard: {self._streak.num_finite} losses in a row were skipped as spikes and the next is one too "
@@ -241,8 +241,8 @@ class _Guard:
     def _warn_of_baseline(self, verdict: Verdict) -> None:
         self._warn_once(
             "baseline_not_positive",
-            f"Guard: the mean of the last losses is {verdict.baseline:.6g}; a multiple of it says nothing, so "
-            'everything is kept. Use rule="robust", which works for losses of any sign.',
+            f"Guard: the {self._config.rule} of the last losses is {verdict.baseline:.6g}; a multiple of it says "
+            'nothing, so everything is kept. Use rule="robust", which works for losses of any sign.',
         )
 
     def _warn_of_nonfinite(self, verdict: Verdict) -> None:
@@ -254,7 +254,7 @@ class _Guard:
             "such row and parameter, the learning rate and the loss scale; go back to a healthy checkpoint.",
         )
 
-    def _warn_of_rate(self, rule: MeanRule | RobustRule) -> None:
+    def _warn_of_rate(self, rule: LiveRule) -> None:
         num_verdicts = min(self.num_judged, RATE_WINDOW)
         now = rule.settings[rule.sensitivity]
         enough = round_up(self._rate.setting_within(num_verdicts), digits=3)
@@ -354,7 +354,7 @@ class PerTokenLossGuard(_Guard):
             step = step_number(step)
         total = loss_sum if type(loss_sum) is float else real_number(loss_sum, name="loss_sum")
         is_plain = type(num_tokens) is int and 0 <= num_tokens <= MAX_WHOLE
-        count = num_tokens if is_plain else whole_number(num_tokens, name="num_tokens")
+        count = num_tokens if is_plain else token_count(num_tokens, name="num_tokens")
         if count == 0:
             return Verdict(keep=True, reason="no_tokens" if self.enabled else "off", loss=0.0)
         return self._decide(total / count, step)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.log.columns import StepColumns
 from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, Block
 from trimtab.log.planes import BadBlockError, decode_ints, encode_ints
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event
@@ -58,24 +59,6 @@ class MicroColumns(NamedTuple):
     loss_sum: NDArray[np.float32]
 
 
-class StepBlock(NamedTuple):
-    """The fields of several steps, as in `StepColumns` without attempt and rank."""
-
-    step: NDArray[np.int64]
-    loss: NDArray[np.float64]
-    grad_norm: NDArray[np.float64]
-    has_grad_norm: NDArray[np.bool_]
-    lr: NDArray[np.float64]
-    has_lr: NDArray[np.bool_]
-    reason: NDArray[np.int64]
-    clipped: NDArray[np.int8]
-    loss_scale: NDArray[np.float64]
-    wall_s: NDArray[np.float64]
-    num_tokens: NDArray[np.int64]
-    num_skipped_micros: NDArray[np.int64]
-    num_skipped_tokens: NDArray[np.int64]
-
-
 def encode_rows(columns: MicroColumns) -> Block:
     """A rows block; at least one micro-batch."""
     flags = np.where(columns.keep, columns.reason + _KEEP, columns.reason)
@@ -112,8 +95,8 @@ def decode_rows(raw: bytes) -> MicroColumns:
     return MicroColumns(step, micro, counts, reason, (flags & _KEEP) != 0, row, num_tokens, loss_sum)
 
 
-def encode_steps(columns: StepBlock) -> Block:
-    """A steps block; at least one step."""
+def encode_steps(columns: StepColumns) -> Block:
+    """A steps block; at least one step. Attempt and rank are not in it: the frame's header says them."""
     flags = np.zeros(columns.step.size, np.int64)
     flags[columns.has_grad_norm] |= _HAS_GRAD_NORM
     flags[columns.has_lr] |= _HAS_LR
@@ -122,7 +105,7 @@ def encode_steps(columns: StepBlock) -> Block:
     parts = [_COUNT.pack(columns.step.size)]
     for values in (
         columns.step,
-        columns.reason,
+        columns.reason.astype(np.int64),
         flags,
         columns.num_tokens,
         columns.num_skipped_micros,
@@ -134,8 +117,12 @@ def encode_steps(columns: StepBlock) -> Block:
     return Block(KIND_STEPS, columns.step.size, int(columns.step.min()), int(columns.step.max()), parts)
 
 
-def decode_steps(raw: bytes) -> StepBlock:
-    """The columns of a steps block. Raises `BadBlockError` where it does not hold together."""
+def decode_steps(raw: bytes, *, attempt: int, rank: int) -> StepColumns:
+    """The columns of a steps block, in a frame of this attempt and rank.
+
+    Raises:
+        BadBlockError: The block does not hold together.
+    """
     (num_steps,) = _unpack(_COUNT, raw)
     _demand(0 < num_steps <= MAX_RECORDS, f"{num_steps} steps")
     offset = _COUNT.size
@@ -153,14 +140,16 @@ def decode_steps(raw: bytes) -> StepBlock:
     _demand_within(reason, 0, len(STEP_REASONS) - 1, "reason")
     _demand_within(flags, 0, 0x0F, "flags")
     clipped = np.where(flags & _CLIPPED_KNOWN, (flags & _CLIPPED) != 0, -1).astype(np.int8)
-    return StepBlock(
+    return StepColumns(
+        attempt=np.full(num_steps, attempt, np.int32),
+        rank=np.full(num_steps, rank, np.int32),
         step=step,
         loss=loss,
         grad_norm=grad_norm,
         has_grad_norm=(flags & _HAS_GRAD_NORM) != 0,
         lr=lr,
         has_lr=(flags & _HAS_LR) != 0,
-        reason=reason,
+        reason=reason.astype(np.uint8),
         clipped=clipped,
         loss_scale=loss_scale,
         wall_s=wall_s,

@@ -7,10 +7,32 @@ of one value have the same length, and nothing in here knows a file.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+_DTYPES: Final[dict[str, type[np.generic]]] = {
+    "attempt": np.int32,
+    "rank": np.int32,
+    "step": np.int64,
+    "micro": np.int32,
+    "row": np.int64,
+    "loss_sum": np.float32,
+    "num_tokens": np.int64,
+    "reason": np.uint8,
+    "keep": np.bool_,
+    "loss": np.float64,
+    "grad_norm": np.float64,
+    "has_grad_norm": np.bool_,
+    "lr": np.float64,
+    "has_lr": np.bool_,
+    "clipped": np.int8,
+    "loss_scale": np.float64,
+    "wall_s": np.float64,
+    "num_skipped_micros": np.int64,
+    "num_skipped_tokens": np.int64,
+}
 
 
 class RowColumns(NamedTuple):
@@ -52,17 +74,8 @@ class RowColumns(NamedTuple):
     @classmethod
     def empty(cls) -> RowColumns:
         """No records, with the dtypes of our own log."""
-        return cls(
-            attempt=np.empty(0, np.int32),
-            step=np.empty(0, np.int64),
-            micro=np.empty(0, np.int32),
-            rank=np.empty(0, np.int32),
-            row=np.empty(0, np.int64),
-            loss_sum=np.empty(0, np.float32),
-            num_tokens=np.empty(0, np.int32),
-            reason=np.empty(0, np.uint8),
-            keep=np.empty(0, np.bool_),
-        )
+        # In a journal the tokens of one row fit 32 bits; those of a step may not.
+        return cls._make(_no_records(cls._fields))._replace(num_tokens=np.empty(0, np.int32))
 
     @classmethod
     def concat(cls, blocks: Iterable[RowColumns]) -> RowColumns:
@@ -123,23 +136,7 @@ class StepColumns(NamedTuple):
     @classmethod
     def empty(cls) -> StepColumns:
         """No records."""
-        return cls(
-            attempt=np.empty(0, np.int32),
-            rank=np.empty(0, np.int32),
-            step=np.empty(0, np.int64),
-            loss=np.empty(0, np.float64),
-            grad_norm=np.empty(0, np.float64),
-            has_grad_norm=np.empty(0, np.bool_),
-            lr=np.empty(0, np.float64),
-            has_lr=np.empty(0, np.bool_),
-            reason=np.empty(0, np.uint8),
-            clipped=np.empty(0, np.int8),
-            loss_scale=np.empty(0, np.float64),
-            wall_s=np.empty(0, np.float64),
-            num_tokens=np.empty(0, np.int64),
-            num_skipped_micros=np.empty(0, np.int64),
-            num_skipped_tokens=np.empty(0, np.int64),
-        )
+        return cls._make(_no_records(cls._fields))
 
     @classmethod
     def concat(cls, blocks: Iterable[StepColumns]) -> StepColumns:
@@ -148,3 +145,7 @@ class StepColumns(NamedTuple):
         if not parts:
             return cls.empty()
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _no_records(fields: Iterable[str]) -> list[NDArray[Any]]:
+    return [np.empty(0, _DTYPES[name]) for name in fields]

@@ -21,12 +21,12 @@ from trimtab.errors import TrimtabError
 from trimtab.log.blocks import (
     MAX_RECORDS,
     MicroColumns,
-    StepBlock,
     encode_events,
     encode_rows,
     encode_steps,
     event_text,
 )
+from trimtab.log.columns import StepColumns
 from trimtab.log.frames import MAX_PAYLOAD, Block
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, StepRow, json_number
 
@@ -232,7 +232,7 @@ def _split(columns: MicroColumns) -> Iterator[MicroColumns]:
         )
 
 
-def _gather_steps(items: Sequence[StepRow]) -> StepBlock:
+def _gather_steps(items: Sequence[StepRow]) -> StepColumns:
     fields = dict(zip(StepRow._fields, zip(*items, strict=True), strict=True))
     reason = _integers(fields["reason"], "reason", len(STEP_REASONS) - 1)
     if reason.min() < 0:
@@ -240,14 +240,17 @@ def _gather_steps(items: Sequence[StepRow]) -> StepBlock:
     with np.errstate(over="ignore"):
         # To float32, 60 ns in a second: half the bytes of a clock's noise.
         wall_s = _floats(fields["wall_s"], "wall_s").astype(np.float32).astype(np.float64)
-    return StepBlock(
+    unsaid = np.zeros(len(items), np.int32)
+    return StepColumns(
+        attempt=unsaid,  # the journal's writer knows them, and writes them into the frame's header
+        rank=unsaid,
         step=_integers(fields["step"], "step", _INT64_MAX),
         loss=_floats(fields["loss"], "loss"),
         grad_norm=_floats(fields["grad_norm"], "grad_norm"),
         has_grad_norm=np.array([value is not None for value in fields["grad_norm"]]),
         lr=_floats(fields["lr"], "lr"),
         has_lr=np.array([value is not None for value in fields["lr"]]),
-        reason=reason,
+        reason=reason.astype(np.uint8),
         clipped=np.array([-1 if value is None else int(bool(value)) for value in fields["clipped"]], np.int8),
         loss_scale=_floats(fields["loss_scale"], "loss_scale"),
         wall_s=wall_s,

@@ -207,12 +207,6 @@ def first_header(path: Path) -> RunHeader | None:
     return None
 
 
-def starts_like_a_journal(path: Path) -> bool:
-    """Whether the file begins with a frame's magic."""
-    with _open(path) as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 class _Index:
     """Where the good frames are: 25 bytes a frame, because a run of days has millions."""
 

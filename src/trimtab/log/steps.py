@@ -19,6 +19,9 @@ from trimtab.values import STEP_REASONS
 PENDING_LIMIT = 1 << 18
 """Partial sums held before they are folded into one a step; 256 k x 44 bytes."""
 
+UNKNOWN_REASON: Final = len(STEP_REASONS)
+"""`StepLines.reason` where no step record says what became of the step."""
+
 _NOTHING_MEASURED: Final = (STEP_REASONS.index("all_skipped"), STEP_REASONS.index("no_tokens"))
 """Reasons under which a step record carries no loss that was measured."""
 
@@ -48,7 +51,7 @@ class StepSums(NamedTuple):
 class StepLines(NamedTuple):
     """One line an attempt and step, ascending: what `Log.steps()` shows, before it is a table.
 
-    A field that nobody recorded is NaN, -1 (`clipped`, `stepped`) or `len(STEP_REASONS)` (`reason`).
+    A field that nobody recorded is NaN, -1 (`clipped`, `stepped`) or `UNKNOWN_REASON` (`reason`).
 
     Attributes:
         attempt: (S,) int32.
@@ -165,7 +168,7 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         lr=fill(records.lr, np.nan),
         has_lr=fill(records.has_lr, False),
         stepped=fill((records.reason == 0).astype(np.int8), -1),
-        reason=fill(records.reason, len(STEP_REASONS)),
+        reason=fill(records.reason, UNKNOWN_REASON),
         wall_s=fill(records.wall_s, np.nan),
     )
 

@@ -1,7 +1,8 @@
 """Tables for users: one value, read as DuckDB, narwhals, numpy, pandas, Polars or Arrow.
 
-Enters: a log's columns, chunk by chunk. Leaves: the same table in the form asked for (FORMAT.md, "Tables"). Invariant:
-nothing is imported or read before it is asked for; a missing package is named with the command that installs it.
+Enters: a source's columns, chunk by chunk. Leaves: the same table in the form asked for (FORMAT.md, "Tables").
+Invariant: nothing is imported or read before it is asked for; a missing package is named with the command that installs
+it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.errors import MissingExtraError
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import RowColumns
+from trimtab.log.source import Source
 from trimtab.log.steps import step_lines, step_sums
-from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event
+from trimtab.values import STEP_REASONS, VERDICT_REASONS
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,16 +34,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 Chunk = dict[str, NDArray[Any]]
-
-
-class _Readable(Protocol):
-    """What a table needs of a log."""
-
-    def row_blocks(self) -> Iterator[RowColumns]: ...
-
-    def step_columns(self) -> StepColumns: ...
-
-    def event_list(self) -> list[Event]: ...
 
 
 class _Column(NamedTuple):
@@ -169,32 +161,34 @@ class Table:
         return f"Table({', '.join(self.columns)})"
 
 
-def rows_table(log: _Readable) -> Table:
+def rows_table(source: Source) -> Table:
     """One line a row record, in the order recorded, rank by rank."""
 
     def chunks() -> Iterator[Chunk]:
-        # An empty first chunk gives a log without rows its columns all the same.
-        yield _row_chunk(RowColumns.empty())
-        for block in log.row_blocks():
+        has_rows = False
+        for block in source.row_blocks():
+            has_rows = True
             yield _row_chunk(block)
+        if not has_rows:
+            yield _row_chunk(RowColumns.empty())  # a table without lines has its columns all the same
 
     return Table(_ROWS, chunks)
 
 
-def steps_table(log: _Readable) -> Table:
+def steps_table(source: Source) -> Table:
     """One line an attempt and step, ascending."""
 
     def chunks() -> Iterator[Chunk]:
-        yield step_lines(step_sums(log.row_blocks()), log.step_columns())._asdict()
+        yield step_lines(step_sums(source.row_blocks()), source.step_columns())._asdict()
 
     return Table(_STEPS, chunks)
 
 
-def events_table(log: _Readable) -> Table:
+def events_table(source: Source) -> Table:
     """One line an event, by time; the facts as JSON text."""
 
     def chunks() -> Iterator[Chunk]:
-        events = log.event_list()
+        events = source.event_list()
         yield {
             "step": np.array([event.step for event in events], np.int64),
             "time": np.array([event.time for event in events], np.float64),

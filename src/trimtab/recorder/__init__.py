@@ -36,25 +36,21 @@ class Recorder:
     In a forked child it is silent: the journal belongs to the process that opened it.
 
     Args:
-        folder: Where to; or a call that makes the folder, which may fail like anything about the disk.
+        folder: Where to.
         rank: This process's rank.
         flush_interval_s: Seconds at most between a `put` and its write.
         flush_micros: Items that are written without waiting so long; also the most micro-batches in one block.
         capacity_micros: Items that may wait for the disk; `backlog.CAPACITY_BYTES` is a bound beside it.
         open_journal: `JournalWriter`, or what stands for it in a test.
 
-    Attributes:
-        folder: The run folder; None if it could not be made.
-
     Raises:
         UsageError: Another writer has the journal, or a setting makes no sense. Whatever else goes wrong, a path that
-            the system cannot take or a folder that cannot be made, turns the recorder off with one line.
-        LogError: Out of the call that makes the folder.
+            the system cannot take or a folder that is gone, turns the recorder off with one line.
     """
 
     def __init__(
         self,
-        folder: RunFolder | Callable[[], RunFolder],
+        folder: RunFolder,
         *,
         rank: int = 0,
         flush_interval_s: float = 1.0,
@@ -67,13 +63,11 @@ class Recorder:
                 f"flush_interval_s={flush_interval_s}, flush_micros={flush_micros}, capacity_micros={capacity_micros}: "
                 f"expected up to 3600 seconds, 1 to {_MAX_FLUSH_MICROS} micro-batches, and room for at least one"
             )
-        self.folder: RunFolder | None = None
         self._writer = Writer(flush_interval_s, flush_micros, capacity_micros)
         try:
-            self.folder = folder if isinstance(folder, RunFolder) else folder()
-            header = dump_header(self.folder.header)
-            path = self.folder.path / journal_name(rank)
-            self._writer.start(open_journal(path, attempt=self.folder.attempt, rank=rank), header)
+            header = dump_header(folder.header)
+            path = folder.path / journal_name(rank)
+            self._writer.start(open_journal(path, attempt=folder.attempt, rank=rank), header)
         except TrimtabError:
             raise
         except Exception as error:  # noqa: BLE001 - a full disk, a NUL in a path, no thread to be had: the run goes on

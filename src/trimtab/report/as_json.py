@@ -6,21 +6,15 @@ Enters: findings of one or several runs. Leaves: a JSON text that ends in a newl
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from trimtab.report.text import without_surrogates
-from trimtab.values import Findings
+from trimtab.findings import Comparison, Findings
+from trimtab.text import without_surrogates
 
 
-def dumps(findings: Findings) -> str:
-    """The document of one run; keys as `Findings.to_dict` gives them."""
-    return dumps_document(findings.to_dict())
-
-
-def dumps_runs(runs: Sequence[Findings], *, shared: Sequence[dict[str, Any]]) -> str:
-    """The document of several runs: `runs` as of one run each, `shared` what spikes in more than one."""
-    return dumps_document({"version": 1, "runs": [findings.to_dict() for findings in runs], "shared": list(shared)})
+def dumps(found: Findings | Comparison) -> str:
+    """The document of one run or of several; keys as its `to_dict` gives them."""
+    return dumps_document(found.to_dict())
 
 
 def dumps_document(document: dict[str, Any]) -> str:

@@ -1,24 +1,23 @@
 """What several runs have in common, in words.
 
-Enters: shared spikes and the number of runs. Leaves: lines on a console. Invariant: only the same rows, or the same
+Enters: several runs side by side. Leaves: lines on a console. Invariant: only the same rows, or the same
 steps where no rows are known, are called the data's doing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 
-from trimtab.analysis.shared import SharedSpike
+from trimtab.findings import Comparison, SharedSpike
 from trimtab.report.terminal import say
 
 MAX_SHARED = 20
 """Shared spikes listed."""
 
 
-def render_shared(shared: Sequence[SharedSpike], *, num_runs: int, console: Console) -> None:
+def render_shared(found: Comparison, *, console: Console) -> None:
     """Draws what spikes in two of the runs or more."""
+    shared, num_runs = found.shared, found.num_different
     say(console, "")
     if num_runs == 1:
         say(console, "These are logs of one run: there is nothing to compare.")

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.findings import Findings, RowShare, Spike
 from trimtab.report.headline import headline
-from trimtab.report.text import plain
-from trimtab.values import Findings, RowShare, Spike, json_number
+from trimtab.text import plain
+from trimtab.values import json_number
 
 MAX_SPIKES = 20
 """Findings listed."""

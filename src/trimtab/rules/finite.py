@@ -1,6 +1,7 @@
 """The rule `finite`: only a value that is not finite is out of line.
 
-A value comes in, whether float32 can hold it goes out. There is no window and no state that decides.
+A value comes in, whether float32 can hold it goes out. There is no window and no state that decides. Every rule with a
+window asks this one first.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from trimtab.rules.state import check_state
+from trimtab.rules.state import STATE_VERSION, check_state
 from trimtab.rules.window import float32
-from trimtab.rules.windowed import STATE_VERSION
 from trimtab.values import Verdict
 
 

@@ -34,8 +34,14 @@ class MeanRule(RatioRule):
     """
 
     name: ClassVar[str] = "mean"
+    default_window_size: ClassVar[int] = 8
+    default_min_history: ClassVar[int] = 3
+    default_max_skips: ClassVar[int] = 8
+    """One window: the skipped losses then replace all that it was judged by."""
 
-    def __init__(self, multiplier: float, *, window_size: int = 8, min_history: int = 3) -> None:
+    def __init__(
+        self, multiplier: float, *, window_size: int = default_window_size, min_history: int = default_min_history
+    ) -> None:
         super().__init__(multiplier, window_size=window_size, min_history=min_history)
 
     def _baseline(self) -> float:

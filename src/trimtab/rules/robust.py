@@ -16,6 +16,9 @@ from trimtab.rules.window import Window
 from trimtab.rules.windowed import WindowedRule
 from trimtab.values import Verdict
 
+DEFAULT_K = 10.0
+"""Scales above the median that are still normal, measured on published curves (see `RobustRule`)."""
+
 MAD_TO_SIGMA = 1.4826
 """What turns a median absolute deviation into the standard deviation of normal noise."""
 
@@ -52,20 +55,26 @@ class RobustRule(WindowedRule):
     name: ClassVar[str] = "robust"
     sensitivity: ClassVar[str] = "k"
     """Name of the setting that makes the rule more or less strict."""
+    default_window_size: ClassVar[int] = 100
+    default_min_history: ClassVar[int] = 20
+    default_max_skips: ClassVar[int] = 20
+    """As many as it needs behind it, so that the new window can be judged by at once."""
 
-    def __init__(self, k: float = 10.0, *, window_size: int = 100, min_history: int = 20) -> None:
+    def __init__(
+        self,
+        k: float = DEFAULT_K,
+        *,
+        window_size: int = default_window_size,
+        min_history: int = default_min_history,
+    ) -> None:
         super().__init__(window_size=window_size, min_history=min_history)
-        check_k(k)
+        _check_k(k)
         self._k = k
 
     @property
     def settings(self) -> dict[str, float]:
         """Every setting that decides, by the name of its argument."""
         return {"k": self._k, "window_size": self.window_size, "min_history": self.min_history}
-
-    def scale(self) -> float:
-        """What one unit of k is worth now, in the unit of the values; needs at least one value behind."""
-        return robust_scale(self._window)
 
     def needed(self, verdict: Verdict) -> float:
         """The smallest k under which a `spike` verdict would have been `normal`."""
@@ -90,7 +99,7 @@ def robust_scale(window: Window) -> float:
     return max(MAD_TO_SIGMA * window.mad(), RELATIVE_FLOOR * abs(window.median()), ABSOLUTE_FLOOR)
 
 
-def check_k(k: float) -> None:
+def _check_k(k: float) -> None:
     """Refuses a k that is not a finite, positive number, with `UsageError`."""
     # Against the largest float, not infinity: an int beyond it is finite and yet no float.
     if isinstance(k, bool) or not isinstance(k, int | float) or not 0 < k <= sys.float_info.max:

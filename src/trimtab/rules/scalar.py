@@ -7,7 +7,7 @@ imported for it); a Python float or int goes out.
 from __future__ import annotations
 
 import math
-from numbers import Integral
+import operator
 from typing import Any, Final, SupportsFloat
 
 from trimtab.errors import UsageError
@@ -34,24 +34,41 @@ def real_number(value: Any, *, name: str) -> float:
     raise UsageError(f"{name} is {_describe(value)}: expected one real number. Pass the mean or sum as a float.")
 
 
-def whole_number(value: Any, *, name: str) -> int:
-    """One whole number of 0 or more out of what a trainer may hold it in; waits for a device."""
-    found = _only_element(value, name=name)
-    if isinstance(found, bool) or not isinstance(found, Integral) or not 0 <= int(found) <= MAX_WHOLE:
-        raise UsageError(
-            f"{name} is {_describe(value)}: expected one whole number of 0 or more. Count the supervised tokens, for "
-            "example int(mask.sum())."
-        )
-    return int(found)
+def whole_number(value: Any, *, name: str, least: int, most: int = MAX_WHOLE, expected: str) -> int:
+    """A whole number as a plain int: the one place that says what a whole number is.
+
+    Args:
+        value: What was given. Any integer type is as good as int; a truth is no number, and 7.0 is none either.
+        name: What it is, as the user wrote it.
+        least: Smallest number that makes sense.
+        most: Largest one.
+        expected: What would have made sense, as the end of the error.
+
+    Raises:
+        UsageError: It is no whole number, or out of range; says what was found and what is expected.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise UsageError(f"{name} is {_describe(value)}: expected {expected}")
+    return number
+
+
+def token_count(value: Any, *, name: str) -> int:
+    """A number of supervised tokens out of what a trainer may hold it in; waits for a device."""
+    return whole_number(
+        _only_element(value, name=name),
+        name=name,
+        least=0,
+        expected="one whole number of 0 or more. Count the supervised tokens, for example int(mask.sum()).",
+    )
 
 
 def step_number(value: Any) -> int:
     """An optimizer step as a plain int; `UsageError` where it is none."""
-    if type(value) is int and -MAX_WHOLE <= value <= MAX_WHOLE:
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral) or not -MAX_WHOLE <= int(value) <= MAX_WHOLE:
-        raise UsageError(f"step is {_describe(value)}: expected a whole number, the optimizer step, or None.")
-    return int(value)
+    return whole_number(value, name="step", least=-MAX_WHOLE, expected="a whole number, the optimizer step, or None.")
 
 
 def spelled(value: Any) -> str:

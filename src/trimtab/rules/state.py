@@ -13,6 +13,9 @@ from typing import Any
 from trimtab.errors import UsageError
 from trimtab.rules.scalar import MAX_WHOLE, spelled
 
+STATE_VERSION = 1
+"""Version of the state of a rule."""
+
 
 def damaged(found: str) -> UsageError:
     """The error for a state that nobody saved like this.

@@ -12,15 +12,16 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from trimtab.errors import UsageError
-from trimtab.rules.scalar import spelled
-from trimtab.rules.state import check_state, read_entries
+from trimtab.rules.finite import FiniteRule
+from trimtab.rules.scalar import whole_number
+from trimtab.rules.state import STATE_VERSION, check_state, read_entries
 from trimtab.rules.window import Window, float32
 from trimtab.values import Verdict
 
-STATE_VERSION = 1
-
 MAX_SIZE = 2**31 - 1
 """Largest window, and largest number of anything that is counted against one."""
+
+_FINITE = FiniteRule()
 
 
 class WindowedRule(ABC):
@@ -37,9 +38,8 @@ class WindowedRule(ABC):
     name: ClassVar[str]
 
     def __init__(self, *, window_size: int, min_history: int) -> None:
-        check_history(window_size, min_history=min_history)
-        self._window = Window(window_size)
-        self._min_history = min_history
+        size, self._min_history = read_history(window_size, min_history=min_history)
+        self._window = Window(size)
 
     @property
     def window_size(self) -> int:
@@ -69,12 +69,12 @@ class WindowedRule(ABC):
         Returns:
             `nonfinite` (not kept, in warm-up too), `warmup` (kept), or what the comparison says.
         """
-        loss = float32(x)
-        if not math.isfinite(loss):
-            return Verdict(keep=False, reason="nonfinite", loss=loss)
+        finite = _FINITE.judge(x)
+        if not finite.keep:
+            return finite
         if len(self._window) < self._min_history:
-            return Verdict(keep=True, reason="warmup", loss=loss)
-        return self._compare(loss)
+            return Verdict(keep=True, reason="warmup", loss=finite.loss)
+        return self._compare(finite.loss)
 
     def absorb(self, x: float) -> None:
         """Takes one value into the window; a value that is not finite as float32 is ignored."""
@@ -114,26 +114,25 @@ class WindowedRule(ABC):
         self._window.load_state_dict(window)
 
 
-def check_history(window_size: int, *, min_history: int) -> None:
-    """Refuses a window that could never be judged by.
+def read_history(window_size: int, *, min_history: int) -> tuple[int, int]:
+    """Both settings of a window as plain ints; refuses one that could never be judged by.
 
     Args:
         window_size: Values looked back at most.
         min_history: Values needed before anything is compared.
 
+    Returns:
+        `window_size` and `min_history`.
+
     Raises:
         UsageError: One is not a whole number of 1 or more, or `min_history` exceeds `window_size`.
     """
-    check_whole(window_size, name="window_size")
-    check_whole(min_history, name="min_history")
-    if window_size < min_history:
+    expected = f"a whole number from 1 to {MAX_SIZE}."
+    size = whole_number(window_size, name="window_size", least=1, most=MAX_SIZE, expected=expected)
+    num_needed = whole_number(min_history, name="min_history", least=1, most=MAX_SIZE, expected=expected)
+    if size < num_needed:
         raise UsageError(
-            f"window_size={window_size} is smaller than min_history={min_history}: the window could never hold enough "
-            f"values to judge by. Use window_size={min_history} or more, or min_history={window_size} or less."
+            f"window_size={size} is smaller than min_history={num_needed}: the window could never hold enough "
+            f"values to judge by. Use window_size={num_needed} or more, or min_history={size} or less."
         )
-
-
-def check_whole(value: int, *, name: str) -> None:
-    """Refuses anything but a whole number of 1 or more (and no more than a window can have), with `UsageError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-        raise UsageError(f"{name}={spelled(value)} makes no sense: use a whole number from 1 to {MAX_SIZE}.")
+    return size, num_needed

@@ -160,7 +160,7 @@ class Gate:
             loss_sum,
             int(num_tokens),
             aux=rest[0] if rest else 0.0,
-            first_nonfinite_row=micro_batch.first_nonfinite_row,
+            leading_row=micro_batch.leading_row,
         )
 
 

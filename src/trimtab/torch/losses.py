@@ -40,10 +40,21 @@ class RowLosses(NamedTuple):
     packed: bool
     num_entries: int
 
-    def first_nonfinite_row(self) -> int | None:
-        """The first row whose loss is not finite; None if there is none. Waits for the device."""
-        bad = self.rows[~torch.isfinite(self.row_loss_sums)]
-        return int(bad[0]) if bad.numel() else None
+    def leading_row(self) -> int | None:
+        """The first row whose loss is not finite, else the one with the largest loss sum. Waits for the device.
+
+        None where no row has tokens, or where it is not known what each of them cost.
+        """
+        counted = self.row_num_tokens > 0
+        rows, sums = self.rows[counted], self.row_loss_sums[counted]
+        if not rows.numel():
+            return None
+        bad = rows[~torch.isfinite(sums)]
+        if bad.numel():
+            return int(bad[0])
+        distinct, place = torch.unique(rows, return_inverse=True)  # a packed row has an entry a token
+        totals = torch.zeros(distinct.shape, dtype=sums.dtype, device=sums.device).index_add(0, place, sums)
+        return int(distinct[totals.argmax()])
 
 
 def rows_alone(rows: torch.Tensor, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> RowLosses:

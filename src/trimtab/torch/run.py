@@ -22,7 +22,7 @@ from torch import nn
 from trimtab.dataset import DatasetFacts, describe
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.notices import warn
+from trimtab.notices import say, warn
 from trimtab.run import RunCore, switched_off
 from trimtab.torch.gate import Gate
 from trimtab.torch.gradients import (
@@ -36,7 +36,7 @@ from trimtab.torch.gradients import (
 from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import records_here
-from trimtab.torch.settings import check_guard, check_max_grad_norm, whole_number
+from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts
 from trimtab.torch.skip import statistics_buffers
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
@@ -99,10 +99,11 @@ class Run:
         """
         if switched_off():
             guard, record = None, False
-        accumulation = whole_number(accumulation, name="accumulation", unit="micro-batches")
+        accumulation = at_least_one(accumulation, name="accumulation", unit="micro-batches")
         max_grad_norm = check_max_grad_norm(max_grad_norm)
         if normalize not in ("micro", "window"):
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
+        check_parts(model=model, optimizer=optimizer)
         check_guard(guard, model=model)
         record = records_here(guard, record=record)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
@@ -147,9 +148,9 @@ class Run:
             raise UsageError(
                 f"begin_window came after micro-batch {self._core.window.num_micros} of the window: call it first."
             )
-        num_tokens = whole_number(num_tokens, name="num_tokens", unit="supervised tokens")
+        num_tokens = at_least_one(num_tokens, name="num_tokens", unit="supervised tokens")
         if num_micros is not None:
-            num_micros = whole_number(num_micros, name="num_micros", unit="micro-batches")
+            num_micros = at_least_one(num_micros, name="num_micros", unit="micro-batches")
         self._mean.announce(num_tokens=num_tokens, num_micros=num_micros)
 
     def micro_batch(
@@ -201,6 +202,11 @@ class Run:
         """Whether the window holds `accumulation` micro-batches and `step` is due."""
         return self._core.window.num_micros >= self._accumulation
 
+    @property
+    def window_open(self) -> bool:
+        """Whether the window holds a micro-batch that was not stepped yet, as it may at the end of an epoch."""
+        return self._core.window.num_micros > 0
+
     # Once a window.
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> StepOutcome:
@@ -225,7 +231,10 @@ class Run:
             raise UsageError("run.step() needs the optimizer: pass optimizer= to Run.")
         window = core.window
         if window.num_micros == 0:
-            raise UsageError(f"run.step() was called for step {core.step} without any micro_batch since the last step.")
+            raise UsageError(
+                f"run.step() was called for step {core.step} without any micro_batch since the last step: at the end "
+                "of an epoch write `if run.window_open: run.step()`."
+            )
         loss_scale = scaler.get_scale() if scaler is not None else None
         if scaler is not None:
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
@@ -299,7 +308,7 @@ class Run:
 
     def close(self) -> None:
         """Writes what is pending and ends the run; a second call does nothing."""
-        self._core.close()
+        self._end("closed")
 
     def __enter__(self) -> Self:
         """Gives the run itself."""
@@ -309,9 +318,14 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the run, naming the error that ended it, if any."""
-        self._core.close(reason="closed" if kind is None else kind.__name__)
+        self._end("closed" if kind is None else kind.__name__)
 
     # Within.
+
+    def _end(self, reason: str) -> None:
+        num_steps = self._core.step - 1
+        if self._core.close(reason=reason):
+            say("run", f"Trimtab recorded the run up to step {num_steps}: trimtab rewind {self.run_id}")
 
     def _host_header(self) -> RunHeader:
         """What only the host knows of the run; an integration tells more."""

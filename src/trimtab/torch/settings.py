@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import SupportsIndex
 
 from torch import nn
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
+from trimtab.rules.scalar import whole_number
 
 
-def whole_number(value: SupportsIndex, *, name: str, unit: str) -> int:
+def at_least_one(value: SupportsIndex, *, name: str, unit: str) -> int:
     """`value` as a whole number of at least 1.
 
     Args:
@@ -23,13 +23,7 @@ def whole_number(value: SupportsIndex, *, name: str, unit: str) -> int:
     Raises:
         UsageError: It is none.
     """
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UsageError(f"{name} must be a whole number of {unit}, at least 1, found {value!r}.")
-    return number
+    return whole_number(value, name=name, least=1, expected=f"a whole number of {unit}, at least 1.")
 
 
 def check_max_grad_norm(value: float | None) -> float | None:
@@ -45,6 +39,14 @@ def check_max_grad_norm(value: float | None) -> float | None:
             f"max_grad_norm must be a positive number, found {value!r}: None does not clip, math.inf measures only."
         )
     return norm
+
+
+def check_parts(*, model: object, optimizer: object) -> None:
+    """Refuses a model that is no module and an optimizer that is none: the two are easily swapped."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, found {type(model).__name__}.")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise UsageError(f"optimizer must be a torch optimizer, found {type(optimizer).__name__}.")
 
 
 def check_guard(guard: object, *, model: nn.Module | None) -> None:

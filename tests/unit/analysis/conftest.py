@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab.analysis.series import UNKNOWN_REASON, StepSeries
+from trimtab.analysis.series import StepSeries
 from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.steps import UNKNOWN_REASON
 from trimtab.values import STEP_REASONS, RunHeader
 
 CURVES = Path(__file__).parents[2] / "data" / "curves"
@@ -108,7 +109,7 @@ def series_of():
             measured=np.array([loss is not None for loss in losses], np.bool_),
             grad_norm=np.array([math.nan if norm is None else norm for norm in norms], np.float64),
             has_grad_norm=np.array([norm is not None for norm in norms], np.bool_),
-            reason=np.array([STEP_REASONS.index(r) for r in reasons] if reasons else [UNKNOWN_REASON] * size, np.int8),
+            reason=np.array([STEP_REASONS.index(r) for r in reasons] if reasons else [UNKNOWN_REASON] * size, np.uint8),
             num_records=np.ones(size, np.int64),
             num_empty=np.zeros(size, np.int64),
         )

@@ -189,10 +189,10 @@ def test_a_finding_of_the_only_row_with_a_loss_says_so(make_log, others):
     records = flat(60)
     records[40] = (41, 13, 240.0, 10)
     (spike,) = rewind_log(make_log(records + others)).spikes
-    assert (spike.row, spike.row_share, spike.is_only_row) == (13, 1.0, True)
+    assert (spike.row, spike.row_share, spike.blame.reason) == (13, 1.0, "only_row")
     # then: beside another row with a loss, it does not
     (spike,) = rewind_log(make_log([*records, (41, 14, 0.0, 5)])).spikes
-    assert (spike.row, spike.is_only_row) == (13, False)
+    assert (spike.row, spike.blame.reason) == (13, "share")
 
 
 def test_a_loss_beyond_float32_is_not_finite_in_the_finding_and_in_the_table(make_log):

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from trimtab.analysis.attempts import read_steps
 from trimtab.analysis.rows import describe_rows, gather_rows
-from trimtab.analysis.steps import read_steps
 
 
 def table_of(log, step, *, top=10):

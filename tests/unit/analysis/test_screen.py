@@ -63,7 +63,8 @@ def test_no_norm_spike_is_screened_out(values):
 @given(curves())
 def test_screened_findings_are_those_of_a_plain_loop(values):
     # given
-    from trimtab.analysis.series import UNKNOWN_REASON, StepSeries
+    from trimtab.analysis.series import StepSeries
+    from trimtab.log.steps import UNKNOWN_REASON
 
     size = values.size
     series = StepSeries(
@@ -74,7 +75,7 @@ def test_screened_findings_are_those_of_a_plain_loop(values):
         measured=np.ones(size, np.bool_),
         grad_norm=np.full(size, np.nan),
         has_grad_norm=np.zeros(size, np.bool_),
-        reason=np.full(size, UNKNOWN_REASON, np.int8),
+        reason=np.full(size, UNKNOWN_REASON, np.uint8),
         num_records=np.ones(size, np.int64),
         num_empty=np.zeros(size, np.int64),
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from trimtab.analysis.shared import find_shared
-from trimtab.values import Findings, Spike
+from trimtab.findings import Findings, Spike
 
 
 def findings_of(run_id, *spikes):

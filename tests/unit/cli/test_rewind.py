@@ -50,12 +50,9 @@ def test_json_is_written_when_there_is_nothing_to_find(trimtab, write_log, here)
 def test_a_drop_list_holds_the_rows_that_made_a_finding(trimtab, spiky, here):
     result = trimtab("rewind", spiky, "--drop-list", "drop.json")
     assert result.exit_code == 0
-    assert strict((here / "drop.json").read_text()) == {
-        "version": 1,
-        "run_id": None,
-        "dataset_fingerprint": "f" * 64,
-        "rows": [8, 13],
-    }
+    document = strict((here / "drop.json").read_text())
+    assert [(entry["step"], entry["rows"]) for entry in document.pop("findings")] == [(50, [8]), (41, [13])]
+    assert document == {"version": 1, "run_id": None, "dataset_fingerprint": "f" * 64, "rows": [8, 13]}
 
 
 def test_a_drop_list_goes_beyond_the_findings_that_are_drawn(trimtab, write_log, here):
@@ -68,6 +65,9 @@ def test_a_drop_list_takes_one_run(trimtab, spiky, write_log, here):
     result = trimtab("rewind", spiky, write_log("other.jsonl"), "--drop-list", "drop.json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert not (here / "drop.json").exists()
+    # then: before any of them is read
+    (here / "no_steps.jsonl").write_text('{"kind": "header", "version": 1}\n')
+    assert trimtab("rewind", "no_steps.jsonl", spiky, "--drop-list", "drop.json").exit_code == 2
 
 
 def test_a_drop_list_takes_neither_the_row_of_a_notice_nor_the_only_row_of_a_step(trimtab, here):

@@ -18,7 +18,7 @@ from trimtab.demo.plant import Kind, Plant
 from trimtab.demo.result import DemoResult
 from trimtab.demo.run_log import Skip
 from trimtab.errors import MissingExtraError
-from trimtab.values import Findings
+from trimtab.findings import Findings
 
 FINDINGS = Findings(
     run_id="run-1",

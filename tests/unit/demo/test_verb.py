@@ -14,7 +14,7 @@ from trimtab.cli import main
 from trimtab.demo.named import Check
 from trimtab.demo.plant import Plant
 from trimtab.demo.result import DemoResult
-from trimtab.values import Findings
+from trimtab.findings import Findings
 
 FINDINGS = Findings(
     run_id="run-1",

@@ -60,8 +60,8 @@ def test_each_rule_has_its_own_history() -> None:
     ("settings", "advice"),
     [
         ({"multiplier": 2.0, "window_size": 2}, "window_size=3 or more, or min_history=2 or less"),
-        ({"multiplier": 2.0, "window_size": 0}, "window_size=0 makes no sense"),
-        ({"multiplier": 2.0, "min_history": 0}, "min_history=0 makes no sense"),
+        ({"multiplier": 2.0, "window_size": 0}, "window_size is 0 of type int: expected a whole number from 1 to"),
+        ({"multiplier": 2.0, "min_history": 0}, "min_history is 0 of type int: expected a whole number"),
         ({"multiplier": 1.0}, "multiplier=1.0 makes no sense: use a finite number above 1"),
         ({"multiplier": math.nan}, "multiplier=nan makes no sense"),
         ({"multiplier": "2"}, "multiplier='2' makes no sense"),
@@ -74,8 +74,8 @@ def test_each_rule_has_its_own_history() -> None:
         ({"rule": "median"}, "rule='median' is none of the choices: use 'mean' or 'robust'"),
         ({"on_lockup": "stop"}, "use 'rebaseline' or 'raise'"),
         ({"skipped_tokens": "dropped"}, "use 'counted' or 'removed'"),
-        ({"max_consecutive_skips": 0}, "max_consecutive_skips=0 makes no sense"),
-        ({"max_consecutive_skips": "always"}, "max_consecutive_skips='always' makes no sense"),
+        ({"max_consecutive_skips": 0}, "max_consecutive_skips is 0 of type int: expected a whole number"),
+        ({"max_consecutive_skips": "always"}, "max_consecutive_skips is 'always' of type str: expected"),
         # Off, and still refused: it would make no sense on the day it is switched on.
         ({"window_size": 2}, "window_size=2 is smaller than min_history=3"),
     ],
@@ -103,11 +103,20 @@ def test_a_setting_without_effect_is_said(settings: dict[str, object], what: str
     assert LossGuard.from_config(config).config is config
 
 
-def test_the_warning_points_at_the_line_that_gave_the_setting() -> None:
+@pytest.mark.parametrize("construct", [GuardConfig, LossGuard, PerTokenLossGuard])
+def test_the_warning_points_at_the_line_that_gave_the_setting(
+    construct: type[GuardConfig] | type[LossGuard] | type[PerTokenLossGuard],
+) -> None:
     with pytest.warns(TrimtabWarning) as caught:
-        GuardConfig(multiplier=2.0, k=5.0)
+        construct(multiplier=2.0, k=5.0)
 
-    assert caught[0].filename == __file__
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("rule", ["mean", "robust"])
+def test_k_may_not_be_left_open(rule: str) -> None:
+    with pytest.raises(UsageError, match="k=None makes no sense"):
+        GuardConfig(rule=rule, k=None)  # type: ignore[arg-type]
 
 
 def test_numpy_settings_become_plain_numbers() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from trimtab.log.blocks import (
     MicroColumns,
-    StepBlock,
     decode_events,
     decode_rows,
     decode_steps,
@@ -17,6 +16,7 @@ from trimtab.log.blocks import (
     encode_rows,
     encode_steps,
 )
+from trimtab.log.columns import StepColumns
 from trimtab.log.planes import BadBlockError, encode_ints
 from trimtab.values import Event
 
@@ -66,14 +66,16 @@ def test_rows_come_back_bit_by_bit(micros: list) -> None:
 )
 def test_steps_come_back_bit_by_bit(steps: list) -> None:
     floats = [np.array([step[place] for step in steps], np.int64).view(np.float64) for place in range(3, 8)]
-    columns = StepBlock(
+    columns = StepColumns(
+        attempt=np.full(len(steps), 3, np.int32),
+        rank=np.full(len(steps), 7, np.int32),
         step=np.array([step[0] for step in steps], np.int64),
         loss=floats[0],
         grad_norm=floats[1],
         has_grad_norm=np.array([step[1] > 2 for step in steps]),
         lr=floats[2],
         has_lr=np.array([step[1] % 2 == 0 for step in steps]),
-        reason=np.array([step[1] for step in steps], np.int64),
+        reason=np.array([step[1] for step in steps], np.uint8),
         clipped=np.array([step[2] for step in steps], np.int8),
         loss_scale=floats[3],
         wall_s=floats[4],
@@ -82,9 +84,10 @@ def test_steps_come_back_bit_by_bit(steps: list) -> None:
         num_skipped_tokens=np.arange(len(steps))[::-1].copy(),
     )
 
-    back = decode_steps(b"".join(encode_steps(columns).parts))
+    back = decode_steps(b"".join(encode_steps(columns).parts), attempt=3, rank=7)
 
     for there, here in zip(columns, back, strict=True):
+        assert there.dtype == here.dtype
         assert there.tobytes() == here.tobytes()
 
 
@@ -163,4 +166,4 @@ def test_events_that_do_not_hold_together_are_refused(payload: bytes) -> None:
 )
 def test_steps_that_do_not_hold_together_are_refused(payload: bytes) -> None:
     with pytest.raises(BadBlockError):
-        decode_steps(payload)
+        decode_steps(payload, attempt=1, rank=0)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.log import records
-from trimtab.log.blocks import MicroColumns, StepBlock, decode_events, decode_rows, decode_steps
+from trimtab.log.blocks import MicroColumns, decode_events, decode_rows, decode_steps
+from trimtab.log.columns import StepColumns
 from trimtab.values import Event, MicroBatch, StepRow
 
 
@@ -181,10 +182,10 @@ def test_a_micro_batch_over_the_bound_goes_on_in_the_next_block(monkeypatch: pyt
     assert [part.num_rows.tolist() for part in parts] == [[4], [2, 2], [1]]
 
 
-def steps_of(*items: StepRow) -> tuple[StepBlock, list[str]]:
+def steps_of(*items: StepRow) -> tuple[StepColumns, list[str]]:
     blocks, refused = records.step_blocks(items)
     assert len(blocks) >= 1
-    return decode_steps(b"".join(blocks[0].parts)), refused
+    return decode_steps(b"".join(blocks[0].parts), attempt=1, rank=0), refused
 
 
 def test_a_step_keeps_what_is_unknown_apart_from_what_is_not_a_number() -> None:
@@ -226,7 +227,7 @@ def test_a_step_keeps_what_is_unknown_apart_from_what_is_not_a_number() -> None:
 def test_a_bad_step_costs_itself(bad: StepRow) -> None:
     blocks, refused = records.step_blocks([StepRow(1, 1.0, 1.0, 1.0), bad, StepRow(3, 1.0, None, 1)])
 
-    assert [decode_steps(b"".join(block.parts)).step.tolist() for block in blocks] == [[1], [3]]
+    assert [decode_steps(b"".join(block.parts), attempt=1, rank=0).step.tolist() for block in blocks] == [[1], [3]]
     assert len(refused) == 1
 
 

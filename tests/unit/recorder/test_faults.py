@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from trimtab.log.folder import RunFolder
-from trimtab.log.frames import MAX_PAYLOAD
-from trimtab.log.journal import JournalWriter
+from trimtab.log.frames import KIND_ROWS, MAX_PAYLOAD
+from trimtab.log.journal import JournalWriter, journal_name
 from trimtab.log.reader import open_log
+from trimtab.log.scan import Journal
 from trimtab.recorder import Recorder
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
@@ -261,7 +262,7 @@ def test_one_bad_item_among_many_costs_few_further_frames(folder: RunFolder) -> 
     recorder.close()
 
     assert rows_in(folder.path) == [row for row in range(256) if row != 100]
-    assert sum(1 for _ in open_log(folder.path)._journals[0].frames((2,))) < 12
+    assert sum(1 for _ in Journal(folder.path / journal_name(0)).frames((KIND_ROWS,))) < 12
 
 
 def test_a_frame_that_cannot_be_packed_costs_its_items(

@@ -6,8 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
+from trimtab.findings import Blame, Findings, RowShare, Spike
 from trimtab.report import terminal
-from trimtab.values import Findings, RowShare, Spike
 
 SPIKE = Spike(
     step=9,
@@ -37,13 +37,19 @@ def make_spike():
 
 
 @pytest.fixture
+def blame_none():
+    """No row is named, for the reason given."""
+    return lambda reason, *, step=9: Blame(step=step, rows=(), reason=reason)
+
+
+@pytest.fixture
 def make_row():
     return lambda **changes: dataclasses.replace(ROWS[0], **changes)
 
 
 @pytest.fixture
 def make_findings():
-    """The published example: rows 16 and 17 of step 9; any field can be given another value."""
+    """The published example: rows 16 and 17 of step 9, 17 being the cause; any field can be given another value."""
 
     def make(**changes):
         fields = {
@@ -58,6 +64,7 @@ def make_findings():
             "rows": ROWS,
             "rows_left_out": 0,
             "notices": (),
+            "blame": Blame(step=9, rows=(17,), reason="share"),
         }
         return Findings(**{**fields, **changes})
 

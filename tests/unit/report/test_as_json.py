@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from trimtab.findings import Comparison, SharedSpike
 from trimtab.report import as_json
 
 
@@ -61,9 +62,11 @@ def test_lone_surrogates_never_reach_a_reader(make_findings):
 
 
 def test_several_runs_are_one_document(make_findings):
-    shared = [{"step": 9, "rows": [17], "runs": ["a", "b"]}]
-    document = strict(as_json.dumps_runs([make_findings(), make_findings()], shared=shared))
-    assert (document["version"], len(document["runs"]), document["shared"]) == (1, 2, shared)
+    shared = SharedSpike(step=9, rows=(17,), runs=("a", "b"), rows_known=True)
+    found = Comparison(runs=(make_findings(), make_findings()), shared=(shared,), num_different=2)
+    document = strict(as_json.dumps(found))
+    assert (document["version"], len(document["runs"])) == (1, 2)
+    assert document["shared"] == [{"step": 9, "rows": [17], "runs": ["a", "b"]}]
 
 
 def test_a_bare_nan_cannot_be_written():

@@ -5,13 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from trimtab.analysis.shared import SharedSpike
+from trimtab.findings import Comparison, SharedSpike
 from trimtab.report.shared import render_shared
 
 
 def drawn(*shared, num_runs=3):
     file = io.StringIO()
-    render_shared(shared, num_runs=num_runs, console=Console(file=file, width=200))
+    found = Comparison(runs=(), shared=shared, num_different=num_runs)
+    render_shared(found, console=Console(file=file, width=200))
     return file.getvalue().strip()
 
 

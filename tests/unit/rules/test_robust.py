@@ -22,7 +22,6 @@ def test_the_scale_is_the_noise_of_the_window() -> None:
     verdict = rule.judge(9.5)
 
     # then
-    assert rule.scale() == 1.4826 * 0.5
     assert (verdict.baseline, verdict.scale) == (2.0, 1.4826 * 0.5)
     assert verdict.threshold == 2.0 + 10 * (1.4826 * 0.5)
     assert verdict.reason == "spike"
@@ -30,12 +29,12 @@ def test_the_scale_is_the_noise_of_the_window() -> None:
 
 
 def test_the_scale_is_never_below_two_percent_of_the_median() -> None:
-    assert rule_behind([2.5] * 20).scale() == 0.02 * 2.5
-    assert rule_behind([-2.5] * 20).scale() == 0.02 * 2.5
+    assert rule_behind([2.5] * 20).judge(2.5).scale == 0.02 * 2.5
+    assert rule_behind([-2.5] * 20).judge(2.5).scale == 0.02 * 2.5
 
 
 def test_the_scale_is_never_below_half_a_last_digit() -> None:
-    assert rule_behind([0.0] * 20).scale() == 5e-5
+    assert rule_behind([0.0] * 20).judge(0.0).scale == 5e-5
 
 
 @pytest.mark.parametrize(

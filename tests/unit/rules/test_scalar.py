@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trimtab.errors import UsageError
-from trimtab.rules.scalar import real_number, whole_number
+from trimtab.rules.scalar import real_number, token_count, whole_number
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_anything_else_is_refused_by_name(value: object, found: str) -> None:
 
 @pytest.mark.parametrize("value", [7, np.int32(7), np.array(7), torch.tensor(7), torch.tensor([7])])
 def test_one_whole_number_is_read(value: object) -> None:
-    number = whole_number(value, name="num_tokens")
+    number = token_count(value, name="num_tokens")
 
     assert (number, type(number)) == (7, int)
 
@@ -69,4 +69,17 @@ def test_one_whole_number_is_read(value: object) -> None:
 @pytest.mark.parametrize("value", [-1, True, 7.0, torch.tensor(7.0), torch.tensor(-1), "7", None, torch.ones(2)])
 def test_what_is_no_count_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match=r"^num_tokens is "):
-        whole_number(value, name="num_tokens")
+        token_count(value, name="num_tokens")
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)])
+def test_any_integer_type_is_a_whole_number(value: object) -> None:
+    number = whole_number(value, name="top", least=3, most=3, expected="a three.")
+
+    assert (number, type(number)) == (3, int)
+
+
+@pytest.mark.parametrize("value", [2, 4, 3.0, np.float64(3), True, np.bool_(True), "3", None, [3], np.array([3, 3])])
+def test_what_is_no_whole_number_in_range_is_refused_with_what_was_found_and_expected(value: object) -> None:
+    with pytest.raises(UsageError, match=r"^top is .*of type \w+( and shape \(2,\))?: expected a three\.$"):
+        whole_number(value, name="top", least=3, most=3, expected="a three.")

@@ -44,7 +44,9 @@ def test_clipping_is_torchs_own_bit_for_bit(max_norm):
 
 
 def test_a_sparse_gradient_with_a_row_twice_is_measured_as_the_sum_that_it_is():
-    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[3.0], [1.0]]), (4, 1))
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([[3.0], [1.0]]), (4, 1), check_invariants=True
+    )
     parameter = nn.Parameter(torch.zeros(4, 1))
     parameter.grad = sparse
 

@@ -73,6 +73,20 @@ def test_half_precision_losses_are_summed_in_float32():
     assert reduced.loss_sum.item() == 4096.0
 
 
+def test_the_leading_row_is_not_finite_or_has_the_largest_sum():
+    losses = torch.tensor([[1.0, 5.0, 1.0, 3.0]])
+    packed = torch.tensor([[7, 9, 7, 7]])
+
+    assert reduce_to_rows(losses, rows=packed[:, :1].flatten()).leading_row() == 7
+    # 1 + 1 + 3 = 5 is no more than 5: the first of equals
+    assert reduce_to_rows(losses, rows=packed).leading_row() == 7
+    assert reduce_to_rows(losses, rows=packed, mask=torch.tensor([[True, True, False, True]])).leading_row() == 9
+    losses[0, 2] = math.nan
+    assert reduce_to_rows(losses, rows=packed).leading_row() == 7
+    nothing = torch.zeros(1, 4, dtype=torch.bool)
+    assert reduce_to_rows(losses, rows=packed, mask=nothing).leading_row() is None
+
+
 def test_rows_may_come_in_any_container_of_integers():
     losses = torch.ones(3)
     for rows in ([1, 2, 3], np.array([3, 2, 1])[::-1], np.array([1, 2, 3], np.uint64), torch.tensor([1, 2, 3]).int()):

@@ -101,7 +101,7 @@ def trimtab_loop(batches, out, *, faults=None, optimizer="adamw", accumulation=A
                 assert parameter.grad is None or parameter.grad.isfinite().all() or "guard" not in settings
             if run.window_complete:
                 outcomes.append(run.step())
-        if run._core.window.num_micros:
+        if run.window_open:
             outcomes.append(run.step())
     return snapshot(model, optim), outcomes, run
 
@@ -171,7 +171,7 @@ def test_a_skip_is_said_and_many_skips_are_said_a_few_times(tmp_path, caplog):
         )
 
     said = [record.message for record in caplog.records if record.message.startswith("Guard skipped")]
-    assert said[0] == "Guard skipped micro-batch 1 of step 4: nonfinite, loss nan."
+    assert said[0] == "Guard skipped micro-batch 1 of step 4: nonfinite, loss nan; row 14 leads it."
     assert len(said) == 20
     assert said[-1].endswith("Further ones are not said; each is in the log.")
 
@@ -674,16 +674,24 @@ def test_wrong_calls_are_refused_with_what_to_do(tmp_path):
     with pytest.raises(UsageError, match="model="):
         Run(tmp_path, guard=GuardConfig(rule="robust"))
     for wrong in (0, 1.5, "2", True):
-        with pytest.raises(UsageError, match="accumulation must be a whole number"):
+        with pytest.raises(
+            UsageError, match=r"^accumulation is .*: expected a whole number of micro-batches, at least 1"
+        ):
             Run(tmp_path, accumulation=wrong)
     for wrong in ("robust", {"rule": "robust"}, trimtab.LossGuard(rule="robust")):
         with pytest.raises(UsageError, match=r"guard must be a trimtab\.GuardConfig"):
             Run(tmp_path, model=model, guard=wrong)
     for wrong in (3.5, True, math.nan, "3", 0):
-        with pytest.raises(UsageError, match="num_tokens must be a whole number"):
+        with pytest.raises(
+            UsageError, match=r"^num_tokens is .*: expected a whole number of supervised tokens, at least 1"
+        ):
             Run(tmp_path).begin_window(wrong)
     with pytest.raises(UsageError, match="aux must be a 0-d tensor, found float"):
         Run(tmp_path).micro_batch(losses, rows=batch["row_id"], aux=0.5)
+    with pytest.raises(UsageError, match=r"model must be a torch.nn.Module, found SGD"):
+        Run(tmp_path, model=optim, optimizer=model)
+    with pytest.raises(UsageError, match="optimizer must be a torch optimizer, found float"):
+        Run(tmp_path, model=model, optimizer=0.1)
     with pytest.raises(UsageError, match="run_id must be text"):
         Run(tmp_path, run_id=5)
     for wrong in (0.0, -1, math.nan, "1", True):

@@ -62,6 +62,11 @@ def read_line(line: bytes) -> Header | Batch | Unreadable:
     return _batch(record)
 
 
+def is_record(line: bytes) -> bool:
+    """Whether a line is a header or a micro-batch, at the very beginning of a file too."""
+    return isinstance(read_line(line.removeprefix(BYTE_ORDER_MARK)), Header | Batch)
+
+
 def first_record(path: Path) -> Header | Batch | None:
     """The first line of a file that is a header or a micro-batch; None where there is none near its beginning.
 

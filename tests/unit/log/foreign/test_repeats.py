@@ -4,11 +4,11 @@ import pytest
 
 import trimtab.log.foreign.line_blocks as module
 from trimtab.log.columns import RowColumns
-from trimtab.log.foreign.rewind_jsonl import open_rewind_jsonl
+from trimtab.log.foreign.rewind_jsonl import open_source
 
 
 def read(path):
-    log = open_rewind_jsonl(path)
+    log = open_source(path)
     return RowColumns.concat(log.row_blocks()), log.notices()
 
 

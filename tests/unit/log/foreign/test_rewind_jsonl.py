@@ -14,11 +14,12 @@ from trimtab.errors import LogError
 from trimtab.log.columns import RowColumns
 from trimtab.log.foreign import rewind_lines
 from trimtab.log.foreign.parked import ParkedRows
-from trimtab.log.foreign.rewind_jsonl import open_rewind_jsonl
+from trimtab.log.foreign.rewind_jsonl import open_source, recognises
+from trimtab.log.reader import open_log
 
 
 def read(path):
-    log = open_rewind_jsonl(path)
+    log = open_source(path)
     return RowColumns.concat(log.row_blocks()), log.notices()
 
 
@@ -38,7 +39,7 @@ def test_a_micro_batch_becomes_a_record_a_row(write, batch):
 
 
 def test_the_header_is_taken_over(write, batch):
-    header = open_rewind_jsonl(write(batch(1))).header
+    header = open_source(write(batch(1))).header
     assert (header.backend, header.task, header.num_rows, header.batch_size) == ("transformers", "sft", 1000, 4)
     assert (header.accumulation, header.dataset_fingerprint, header.created) == (2, "f" * 64, 12.5)
     assert header.run_id is None
@@ -46,13 +47,13 @@ def test_the_header_is_taken_over(write, batch):
 
 def test_a_header_of_strange_types_knows_nothing_and_breaks_nothing(write, header, batch):
     strange = {key: ["\x1b[31m"] for key in header} | {"kind": "header", "version": 1, "n_rows": -1, "created": True}
-    assert open_rewind_jsonl(write(batch(1), header=strange)).header.backend == "unknown"
+    assert open_source(write(batch(1), header=strange)).header.backend == "unknown"
 
 
 @pytest.mark.parametrize("version", [2, "1", None, True, 1.5])
 def test_a_header_of_another_version_is_an_error(write, header, batch, version):
     with pytest.raises(LogError, match="version"):
-        open_rewind_jsonl(write(batch(1), header={**header, "version": version}))
+        open_source(write(batch(1), header={**header, "version": version}))
 
 
 def test_a_missing_header_is_said(write, batch):
@@ -62,16 +63,26 @@ def test_a_missing_header_is_said(write, batch):
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"hello\n", b'{"loss": 1}\n', b"\x00" * 100, b"\xff\xfe\n"])
-def test_a_file_that_is_no_rewind_log_is_an_error(tmp_path, content):
+def test_a_file_that_is_no_rewind_log_is_not_recognised(tmp_path, content):
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
-    with pytest.raises(LogError, match=r"x\.jsonl"):
-        open_rewind_jsonl(path)
+    assert not recognises(path, content)
+
+
+@pytest.mark.parametrize("before", ["", "\ufeff", "hello\n", "\n" * 5_000], ids=["nothing", "mark", "junk", "blanks"])
+def test_a_file_is_recognised_by_its_first_record_whatever_stands_before_it(write, header, batch, before):
+    for line in (header, batch(1)):
+        path = write(before + json.dumps(line), header=None)
+        assert recognises(path, path.read_bytes()[:4096])
+
+
+def test_a_usual_file_is_recognised_by_its_head_alone(tmp_path, batch):
+    assert recognises(tmp_path / "gone", json.dumps(batch(1)).encode() + b"\n")
 
 
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(LogError, match="No such file"):
-        open_rewind_jsonl(tmp_path / "none.jsonl")
+        open_source(tmp_path / "none.jsonl")
 
 
 def test_a_header_alone_has_no_records(write):
@@ -270,8 +281,7 @@ def test_a_large_file_of_another_kind_is_not_read_to_its_end(tmp_path, monkeypat
     monkeypatch.setattr(rewind_lines.json, "loads", lambda line: read_lines.append(line) or 1)
     path = tmp_path / "metrics.csv"
     path.write_text("1,2.5\n" * 100_000)
-    with pytest.raises(LogError, match="no line is"):
-        open_rewind_jsonl(path)
+    assert not recognises(path, b"1,2.5\n" * 100)
     assert len(read_lines) < 1_000
 
 
@@ -291,7 +301,7 @@ def test_every_pass_gives_the_same_records(write, batch, monkeypatch):
         )
         for step in range(1, 200)
     ]
-    log = open_rewind_jsonl(write(*lines))
+    log = open_source(write(*lines))
     # when
     passes = [RowColumns.concat(log.row_blocks()) for _ in range(3)]
     # then
@@ -302,7 +312,7 @@ def test_every_pass_gives_the_same_records(write, batch, monkeypatch):
 
 
 def test_a_pass_that_was_left_early_spoils_nothing(write, batch):
-    log = open_rewind_jsonl(write(*(batch(step) for step in range(1, 50))))
+    log = open_source(write(*(batch(step) for step in range(1, 50))))
     next(log.row_blocks())
     assert RowColumns.concat(log.row_blocks()).num_records == 49
     assert RowColumns.concat(log.row_blocks()).num_records == 49
@@ -314,7 +324,7 @@ def test_a_disk_without_room_only_costs_time(write, batch, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ParkedRows, "park", no_room)
-    log = open_rewind_jsonl(write(batch(1), "nonsense", batch(2)))
+    log = open_source(write(batch(1), "nonsense", batch(2)))
     # then
     for _ in range(2):
         assert RowColumns.concat(log.row_blocks()).step.tolist() == [1, 2]
@@ -324,7 +334,7 @@ def test_a_disk_without_room_only_costs_time(write, batch, monkeypatch):
 @pytest.mark.parametrize("first_pass", [True, False])
 def test_blocks_outside_the_steps_of_interest_are_left_out(write, batch, monkeypatch, first_pass):
     monkeypatch.setattr(module, "BLOCK_BYTES", 2_000)
-    log = open_rewind_jsonl(write(*(batch(step) for step in range(1, 201))))
+    log = open_source(write(*(batch(step) for step in range(1, 201))))
     if not first_pass:
         list(log.row_blocks())
     steps = RowColumns.concat(log.row_blocks(first_step=90, last_step=95)).step
@@ -333,7 +343,7 @@ def test_blocks_outside_the_steps_of_interest_are_left_out(write, batch, monkeyp
 
 
 def test_progress_ends_at_the_size_of_the_file(write, batch):
-    log = open_rewind_jsonl(write(batch(1)))
+    log = open_source(write(batch(1)))
     for _ in range(2):
         seen = []
         list(log.row_blocks(progress=seen.append))
@@ -341,9 +351,21 @@ def test_progress_ends_at_the_size_of_the_file(write, batch):
 
 
 def test_the_tables_of_the_log_are_there(write, batch):
-    log = open_rewind_jsonl(write(batch(1, [5, 6]), batch(2)))
+    log = open_log(write(batch(1, [5, 6]), batch(2)))
     assert log.rows().numpy()["row"].tolist() == [5, 6, 1]
     assert len(log.events().numpy()["kind"]) == 0
+
+
+def test_a_loss_keeps_its_digits_in_every_form_of_the_table(write, batch):
+    # given: a mean that float32 does not hold
+    rows = open_log(write(batch(1, [5], [1.1], [1]))).rows()
+    # then
+    assert rows.numpy()["loss_sum"].tolist() == [1.1]
+    assert rows.native.project("loss_sum").fetchall() == [(1.1,)]
+    assert [str(rows.native.types[rows.columns.index(name)]) for name in ("loss_sum", "num_tokens")] == [
+        "DOUBLE",
+        "BIGINT",
+    ]
 
 
 numbers = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False, width=64), st.integers(-5, 5))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab.analysis.attempts import read_steps
 from trimtab.analysis.findings import rewind_log
-from trimtab.analysis.steps import read_steps
 from trimtab.log import steps as steps_module
 from trimtab.log.columns import RowColumns
 

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.analysis.series import UNKNOWN_REASON, StepSeries
+from trimtab.analysis.series import StepSeries
 from trimtab.log.reader import Log
 from trimtab.log.steps import StepLines, step_lines, step_sums
-from trimtab.values import STEP_REASONS
 
 
 class StepReading(NamedTuple):
@@ -68,7 +67,7 @@ def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> St
             measured=lines.has_loss[order],
             grad_norm=lines.grad_norm[order],
             has_grad_norm=lines.has_grad_norm[order],
-            reason=np.where(lines.reason == len(STEP_REASONS), UNKNOWN_REASON, lines.reason.astype(np.int8))[order],
+            reason=lines.reason[order],
             num_records=lines.num_records[order],
             num_empty=lines.num_empty[order],
         ),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.report.text import plain, without_surrogates
+from trimtab.text import plain, without_surrogates
 
 any_text = st.text(st.characters(exclude_categories=[]))
 

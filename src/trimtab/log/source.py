@@ -1,0 +1,60 @@
+"""What a log is to those who read it, whatever wrote it.
+
+Enters: nothing. Leaves: the protocol `Source`, which the reader of each format offers; `trimtab.log.reader.Log` stands
+over one of them. Invariant: a source changes no file, and holds a few blocks in memory however long the run was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.values import Event, RunHeader
+
+
+class Source(Protocol):
+    """One run's records, opened for reading."""
+
+    @property
+    def header(self) -> RunHeader:
+        """What is known of the run."""
+
+    @property
+    def path(self) -> str:
+        """What was read: a run folder or a file."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files of the log when they were opened, the whole of what `progress` counts up to."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row record is in it."""
+
+    def notices(self) -> list[str]:
+        """What a reader should know: damage with file and byte, missing ranks. Complete after a full pass."""
+
+    def row_blocks(
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[RowColumns]:
+        """Row records in blocks of one record or more, as they were recorded, rank by rank; memory stays bounded.
+
+        Args:
+            first_step: Blocks wholly before this step may be left out; the caller still filters.
+            last_step: Blocks wholly behind this step may be left out likewise.
+            progress: Called now and then with the number of bytes done.
+
+        Raises:
+            LogError: A file cannot be read any more.
+        """
+
+    def step_columns(self) -> StepColumns:
+        """All step records, rank by rank, in the order recorded. Raises `LogError` as `row_blocks` does."""
+
+    def event_list(self) -> list[Event]:
+        """All events, by time. Raises `LogError` as `row_blocks` does."""

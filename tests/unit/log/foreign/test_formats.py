@@ -1,0 +1,102 @@
+"""What is asked of every foreign format: a new one is a module and its name in FORMATS."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from trimtab.analysis.lookup import find_logs
+from trimtab.errors import LogError
+from trimtab.log import foreign
+from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.reader import open_log
+from trimtab.values import RunHeader
+
+
+class TallySource:
+    """A log of one row a line."""
+
+    has_rows = True
+    header = RunHeader(run_id=None, backend="tally")
+
+    def __init__(self, path):
+        self.path = str(path)
+        self.size_bytes = path.stat().st_size
+
+    def notices(self):
+        return ["a tally"]
+
+    def row_blocks(self, *, first_step=None, last_step=None, progress=None):
+        rows = np.array(Path(self.path).read_text().split()[1:], np.int64)
+        ones = np.ones(rows.size, np.int64)
+        yield RowColumns(
+            ones.astype(np.int32), ones, ones.astype(np.int32), ones.astype(np.int32), rows, ones.astype(np.float64),
+            ones, ones.astype(np.uint8), ones.astype(np.bool_),
+        )  # fmt: skip
+
+    def step_columns(self):
+        return StepColumns.empty()
+
+    def event_list(self):
+        return []
+
+
+@pytest.fixture
+def tally(monkeypatch):
+    """A second format, whose files begin with a word of their own."""
+    module = ModuleType("trimtab.log.foreign.tally")
+    module.FILE_NAMES = ("tally.txt",)
+    module.recognises = lambda path, head: head.startswith(b"TALLY")
+    module.open_source = TallySource
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(foreign, "FORMATS", (*foreign.FORMATS, "tally"))
+    return module
+
+
+@pytest.mark.parametrize("name", foreign.FORMATS)
+def test_every_format_has_the_members_that_are_asked_for(name):
+    module = getattr(__import__("trimtab.log.foreign", fromlist=[name]), name)
+    assert module.FILE_NAMES
+    assert all(isinstance(file_name, str) for file_name in module.FILE_NAMES)
+    assert callable(module.recognises)
+    assert callable(module.open_source)
+
+
+def test_a_new_format_is_opened_by_its_file_and_by_its_folder(tally, tmp_path):
+    # given
+    path = tmp_path / "tally.txt"
+    path.write_text("TALLY\n5\n6\n")
+    # then
+    for named in (path, tmp_path):
+        log = open_log(named)
+        assert (log.path, log.header.backend, log.notices()) == (str(path), "tally", ["a tally"])
+        assert log.rows().numpy()["row"].tolist() == [5, 6]
+
+
+def test_a_format_knows_its_files_by_what_is_in_them_not_by_their_name(tally, write, header, batch, tmp_path):
+    assert open_log(write(batch(1), name="tally.txt")).header.backend == header["backend"]
+    other = tmp_path / "rewind.jsonl"
+    other.write_text("TALLY\n5\n")
+    assert open_log(other).header.backend == "tally"
+
+
+def test_errors_and_the_look_into_a_folder_know_a_new_format(tally, tmp_path):
+    with pytest.raises(LogError, match=r"rewind_jsonl, tally .*rewind\.jsonl or rewind\.jsonl\.1 or tally\.txt"):
+        open_log(tmp_path / "none")
+    for name in ("tally.txt", "rewind.jsonl"):
+        (tmp_path / name).write_text("TALLY\n5\n")
+    assert find_logs(tmp_path).paths == (str(tmp_path / "rewind.jsonl"), str(tmp_path / "tally.txt"))
+
+
+def test_asking_the_formats_loads_neither_arrays_nor_a_database(write, batch):
+    code = (
+        "import sys; from pathlib import Path; from trimtab.log import foreign; path = Path(sys.argv[1]); "
+        "assert foreign.file_names() and foreign.format_of(path, foreign.read_head(path)); "
+        "print('numpy' in sys.modules, 'duckdb' in sys.modules)"
+    )
+    path = str(write(batch(1)))
+    said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout
+    assert said == "False False\n"
