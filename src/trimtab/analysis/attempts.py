@@ -70,6 +70,8 @@ def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> St
             reason=lines.reason[order],
             num_records=lines.num_records[order],
             num_empty=lines.num_empty[order],
+            num_left_out=lines.num_left_out[order],
+            top_loss=lines.top_loss[order],
         ),
         num_superseded=gone.size,
         first_superseded=int(gone.min()) if gone.size else None,

@@ -12,6 +12,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import SupportsIndex
 
 from trimtab.analysis import remarks
@@ -21,9 +22,12 @@ from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
 from trimtab.analysis.series import StepSeries
 from trimtab.analysis.spikes import check_rule, find_spikes
+from trimtab.analysis.stand_outs import find_stand_outs
 from trimtab.errors import LogError, UsageError
 from trimtab.findings import Findings, Spike, StepChoice
+from trimtab.log.folder import is_run_folder
 from trimtab.log.reader import Log, open_log
+from trimtab.values import Event
 
 LEADING_ROWS = 20
 """Findings, from the worst on, whose leading row is looked up: as many as the terminal lists."""
@@ -134,6 +138,8 @@ def rewind_log(
     leading = (_with_rows(spike, tables, spikes=search.spikes) for spike in looked_up)
     spikes = (*leading, *search.spikes[num_leading:])
     table = tables.get(shown) if shown is not None else None
+    is_quiet = all(spike.severity == "notice" for spike in spikes)
+    stand_outs = find_stand_outs(log, series=series) if is_quiet else []
     return Findings(
         run_id=log.header.run_id,
         source=log.path,
@@ -150,9 +156,13 @@ def rewind_log(
         blame=blame(table, spikes=search.spikes) if table else None,
         notices=(
             *notices,
+            *remarks.on_stand_outs(stand_outs),
+            *remarks.on_leaders(spikes),
+            *remarks.on_guard(series, search.spikes),
             *remarks.on_search(search, rule=rule),
             *remarks.on_reading(reading),
             *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
+            *remarks.on_end(reading, events=_events(log)),
             *log.notices(),
         ),
     )
@@ -172,6 +182,11 @@ def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | N
         return (norms[0], "grad_norm_before") if norms else (None, None)
     before = [first for first in norms if leads_to(first, worst)]
     return (before[0], "grad_norm_before") if before else (worst.step, "worst")
+
+
+def _events(log: Log) -> list[Event] | None:
+    """The events of a run folder, which tell whether the run ended; None for a log of another tool, or part of one."""
+    return log.event_list() if is_run_folder(Path(log.path)) else None
 
 
 def _row_losses_known(table: StepRows | None, series: StepSeries) -> bool:

@@ -6,14 +6,24 @@ rule than the one asked for, without a line that says so.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 
 from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.rows import StepRows
+from trimtab.analysis.series import StepSeries
 from trimtab.analysis.spikes import SpikeSearch
+from trimtab.analysis.stand_outs import StandOut
+from trimtab.findings import Spike
+from trimtab.values import Event
 
 MAX_NAMED = 5
-"""Steps named in one line."""
+"""Steps, or rows with a line of their own, named for what is only said besides."""
+
+MAX_LISTED = 10
+"""Numbers listed in one line."""
 
 
 def on_search(search: SpikeSearch, *, rule: str) -> list[str]:
@@ -45,6 +55,65 @@ def on_reading(reading: StepReading) -> list[str]:
     return notices
 
 
+def on_stand_outs(found: Sequence[StandOut]) -> list[str]:
+    """Rows that stand out though no step does."""
+    if not found:
+        return []
+    rows = "; ".join(_stand_out(row) for row in found)
+    most = "rows that stand out most" if len(found) > 1 else "a row that stands out"
+    return [f"{most} all the same: {rows}. trimtab rewind --step {found[0].step} shows it"]
+
+
+def on_leaders(spikes: Sequence[Spike]) -> list[str]:
+    """Rows that lead several findings of the loss: the same row in every epoch is one cause."""
+    losses = [spike for spike in spikes if spike.severity != "notice"]
+    led = [spike.row for spike in losses if spike.row is not None]
+    often = [(row, times) for row, times in Counter(led).most_common(MAX_NAMED) if times > 2 or times == len(led) > 1]
+    of = f"{len(led)} loss findings"
+    if len(led) < len(losses):
+        of = f"the {of} whose rows were looked up"
+    return [f"row {row} leads {times} of {of}" for row, times in often]
+
+
+def on_guard(series: StepSeries, spikes: Sequence[Spike]) -> list[str]:
+    """Steps of which the guard left something out; it judges micro-batches, so they need not be findings."""
+    steps = series.step[series.num_left_out > 0]
+    is_finding = np.zeros(steps.size, np.bool_)
+    for spike in spikes:
+        if spike.severity != "notice":
+            is_finding[np.searchsorted(steps, spike.first) : np.searchsorted(steps, spike.last, side="right")] = True
+    notices = []
+    quiet, loud = steps[~is_finding], steps[is_finding]
+    if quiet.size:
+        which = "that is no finding of the loss" if quiet.size == 1 else "that are no findings of the loss"
+        notices.append(
+            f"the guard left out micro-batches in {count(quiet.size, 'step')} {which}: {_named(quiet.tolist())}. It "
+            f"judges micro-batches, rewind whole steps; --step {quiet[0]} shows the rows"
+        )
+    if loud.size:
+        which = "that is a finding of the loss" if loud.size == 1 else "that are findings of the loss"
+        notices.append(
+            f"the guard left out micro-batches in {count(loud.size, 'step')} {which}: {_named(loud.tolist())}"
+        )
+    return notices
+
+
+def on_end(reading: StepReading, *, events: Sequence[Event] | None) -> list[str]:
+    """That a run has not ended: its last attempt closes with an event, unless it is going on or was killed.
+
+    Args:
+        reading: The steps of the log.
+        events: Its events by time; None where they would not tell.
+    """
+    if events is None:
+        return []
+    marks = [event.kind for event in events if event.kind in ("resume", "end")]
+    if marks[-1:] == ["end"]:
+        return []
+    last = reading.series.step[reading.series.attempt == reading.newest_attempt][-1]
+    return [f"the run has not ended: it is still going on, or was killed after step {last}"]
+
+
 def on_table(table: StepRows | None, *, shown: int | None, has_rows: bool) -> list[str]:
     """Why the listed step has no rows, or its rows no shares."""
     if not has_rows:
@@ -53,16 +122,40 @@ def on_table(table: StepRows | None, *, shown: int | None, has_rows: bool) -> li
         return []
     if table is None:
         return [f"no rows of step {shown} were recorded"]
+    notices = _on_rows_left_out(table)
     if table.shares_known or table.num_nonfinite + table.num_empty == table.row.size:
-        return []
+        return notices
     if not table.total > 0:
-        return [f"the finite losses of step {shown} do not add up to more than 0: its rows have no shares"]
-    return [f"the losses of step {shown} have different signs, and are no parts of a whole: its rows have no shares"]
+        return [*notices, f"the finite losses of step {shown} do not add up to more than 0: its rows have no shares"]
+    signs = f"the losses of step {shown} have different signs, and are no parts of a whole: its rows have no shares"
+    return [*notices, signs]
 
 
 def count(number: int, noun: str) -> str:
     """A number with its noun, in the singular for one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _stand_out(found: StandOut) -> str:
+    visits = "its only visit" if found.num_visits == 1 else f"{found.num_out} of its {found.num_visits} visits"
+    return f"row {found.row} (loss {found.loss:.5g} where {found.usual:.5g} is usual, step {found.step}; {visits})"
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """Numbers in one line, cut after `MAX_LISTED`."""
+    more = f" and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else ""
+    return ", ".join(map(str, numbers[:MAX_LISTED])) + more
+
+
+def _on_rows_left_out(table: StepRows) -> list[str]:
+    rows = table.row[table.left_out].tolist()
+    if not rows:
+        return []
+    if len(rows) == table.row.size:
+        which, was = "every row", "was"
+    else:
+        which, was = (f"row {rows[0]}", "was") if len(rows) == 1 else (f"rows {_named(rows)}", "were")
+    return [f"{which} of step {table.step} {was} in a micro-batch that the guard left out of the update"]
 
 
 def _on_rule(search: SpikeSearch, *, rule: str) -> list[str]:

@@ -41,6 +41,7 @@ class StepRows:
         tokens: (R,) int64 supervised tokens.
         rank: (R,) int32, the lowest that trained on the row.
         finite: (R,) bool, whether float32 can hold the row's mean loss; True without supervised tokens.
+        left_out: (R,) bool, whether it was in a micro-batch that the guard left out of the update.
         total: Sum of the finite loss sums.
         shares_known: Whether the finite loss sums are parts of a whole: they add up to more than 0, and at most
             NEGLIGIBLE of that is below 0.
@@ -53,6 +54,7 @@ class StepRows:
     tokens: NDArray[np.int64]
     rank: NDArray[np.int32]
     finite: NDArray[np.bool_]
+    left_out: NDArray[np.bool_]
     total: float
     shares_known: bool
 
@@ -140,6 +142,7 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
     rank = np.full(row.size, np.iinfo(np.int32).max, np.int32)
     np.minimum.at(rank, index, records.rank)
     count = np.bincount(index, minlength=row.size)
+    left_out = np.bincount(index, weights=~records.keep, minlength=row.size) > 0
 
     finite = is_finite(loss_sum / np.maximum(tokens, 1))
     below = -float(np.minimum(loss_sum[finite], 0.0).sum())
@@ -153,6 +156,7 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
         tokens=tokens[order],
         rank=rank[order],
         finite=finite[order],
+        left_out=left_out[order],
         total=total,
         shares_known=total > 0 and below <= NEGLIGIBLE * total,
     )
@@ -162,7 +166,7 @@ def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step
     """Mean loss per token of each row over its other steps; a row without another finite occurrence is absent."""
     wanted = np.unique(rows)
     loss_sum, tokens = np.zeros(wanted.size), np.zeros(wanted.size, np.int64)
-    for block in _blocks_with(log, wanted):
+    for block in blocks_with(log, wanted):
         counts = (block.attempt == series.attempts_of(block.step)) & (block.step != step)
         some = block.take(counts & (block.num_tokens > 0))
         some = some.take(is_finite(some.loss_sum / some.num_tokens))
@@ -172,7 +176,8 @@ def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step
     return {int(row): float(total / num) for row, total, num in zip(wanted, loss_sum, tokens, strict=True) if num > 0}
 
 
-def _blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
+def blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
+    """The records of some rows, which ascend, block by block; superseded attempts are among them."""
     for block in log.row_blocks():
         present = _among(block.row, rows)
         if present.any():

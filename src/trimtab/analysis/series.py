@@ -30,6 +30,9 @@ class StepSeries(NamedTuple):
         reason: (S,) uint8 index into `trimtab.values.STEP_REASONS`, or `trimtab.log.steps.UNKNOWN_REASON`.
         num_records: (S,) int64 row records of the step.
         num_empty: (S,) int64 row records without supervised tokens.
+        num_left_out: (S,) int64 row records whose micro-batch the guard left out of the update.
+        top_loss: (S,) float64, the highest mean loss of a row with tokens enough to say something of the row
+            (`trimtab.log.steps.WEIGHTY_TOKENS`); -inf where there is none.
     """
 
     step: NDArray[np.int64]
@@ -42,6 +45,8 @@ class StepSeries(NamedTuple):
     reason: NDArray[np.uint8]
     num_records: NDArray[np.int64]
     num_empty: NDArray[np.int64]
+    num_left_out: NDArray[np.int64]
+    top_loss: NDArray[np.float64]
 
     @property
     def num_steps(self) -> int:

@@ -49,6 +49,13 @@ class _Trimtab(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(_no_such_verb(args[0]))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.short_help) for name, verb in VERBS.items()])
@@ -91,6 +98,16 @@ class _Trimtab(click.Group):
         except OSError as error:
             return _fail(f"{error}. Check the path, its permissions and the room left on the disk.", code=1)
         return code if isinstance(code, int) else 0
+
+
+def _no_such_verb(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, VERBS, n=1)
+    if close:
+        return f"there is no verb {name!r}. Did you mean {close[0]}?"
+    also = f"A log is read by: trimtab rewind {name}" if os.path.exists(name) else f"Use one of {', '.join(VERBS)}."
+    return f"there is no verb {name!r}. {also}"
 
 
 def _fail(message: str, *, code: int) -> int:

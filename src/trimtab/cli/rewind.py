@@ -43,7 +43,7 @@ FAILING_SEVERITIES = {"warning": ("critical", "warning"), "critical": ("critical
     show_default=True,
     help="robust: above the median of the last 100 steps by 10 robust scales. median: above twice that of the last 20.",
 )
-@click.option("--no-preview", is_flag=True, help="Do not mention that rows are shown without their text.")
+@click.option("--no-preview", is_flag=True, help="Leave out the line that says how to look a row's text up.")
 @click.option(
     "--drop-list",
     "drop_file",

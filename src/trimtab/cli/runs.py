@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 
 import click
@@ -11,10 +12,14 @@ from rich.text import Text
 from trimtab import registry
 from trimtab.analysis.lookup import run_place
 from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, write_output
+from trimtab.log.folder import RUNS_NAME
 from trimtab.registry import RegisteredRun
 from trimtab.report import as_json, terminal
 from trimtab.report.console import make_console
 from trimtab.text import plain
+
+MIN_WHERE = 24
+"""Characters of a path shown at least, however narrow the terminal."""
 
 
 @click.command("runs")
@@ -48,13 +53,40 @@ def _draw(runs: list[RegisteredRun], places: list[str | None]) -> None:
     if not runs:
         terminal.say(console, "No run is registered on this machine. Try it out with: trimtab demo")
         return
+    heads = [(plain(run.run_id), _started(run), plain(run.backend)) for run in runs]
+    # Two blanks behind every column.
+    others = sum(max(map(len, cells)) + 2 for cells in zip(("run", "started", "backend"), *heads, strict=True))
+    room = max(console.width - others, MIN_WHERE)
     table = terminal.make_table(
         [("run", False), ("started", False), ("backend", False), ("where", False)], console=console
     )
-    for run, place in zip(runs, places, strict=True):
-        where = plain(place) if place is not None else f"gone from {plain(run.path)}"
-        table.add_row(*map(Text, (plain(run.run_id), _started(run), plain(run.backend), where)))
+    for run, place, head in zip(runs, places, heads, strict=True):
+        gone = "" if place is not None else "gone from "
+        where = _shortened(_named_here(place or run.path, run_id=run.run_id), length=room - len(gone))
+        table.add_row(*map(Text, (*head, gone + where)))
     console.print(table)
+
+
+def _named_here(path: str, *, run_id: str) -> str:
+    """The output folder of a run, seen from the current folder where that is shorter; else its run folder.
+
+    The run's own folder below it says nothing that the run id does not.
+    """
+    tail = os.path.join(RUNS_NAME, run_id)
+    shown = path.removesuffix(os.sep + tail)
+    try:
+        return min(shown, os.path.relpath(shown), key=len)
+    except (OSError, ValueError):  # the current folder is gone, or on another drive
+        return shown
+
+
+def _shortened(path: str, *, length: int) -> str:
+    """The path in printable ASCII, its middle left out where it is longer than `length`: its ends tell runs apart."""
+    text = plain(path)
+    if len(text) <= length:
+        return text
+    num_kept = length - len("...")
+    return f"{text[: num_kept // 3]}...{text[num_kept // 3 - num_kept :]}"
 
 
 def _entry(run: RegisteredRun, place: str | None) -> dict[str, object]:

@@ -17,7 +17,11 @@ from trimtab.log.columns import RowColumns, StepColumns
 from trimtab.values import STEP_REASONS
 
 PENDING_LIMIT = 1 << 18
-"""Partial sums held before they are folded into one a step; 256 k x 44 bytes."""
+"""Partial sums held before they are folded into one a step; 256 k x 60 bytes."""
+
+WEIGHTY_TOKENS: Final = 16
+"""Supervised tokens from which the mean loss of a row says something of the row: the mean over two or three tokens is
+high now and then whatever they are."""
 
 UNKNOWN_REASON: Final = len(STEP_REASONS)
 """`StepLines.reason` where no step record says what became of the step."""
@@ -38,6 +42,9 @@ class StepSums(NamedTuple):
         num_tokens: (S,) int64.
         num_records: (S,) int64 row records.
         num_empty: (S,) int64 row records without supervised tokens.
+        num_left_out: (S,) int64 row records whose micro-batch the guard left out of the update.
+        top_loss: (S,) float64, the highest mean loss of a record of `WEIGHTY_TOKENS` or more, NaN left aside; -inf
+            where there is none.
     """
 
     attempt: NDArray[np.int32]
@@ -46,6 +53,8 @@ class StepSums(NamedTuple):
     num_tokens: NDArray[np.int64]
     num_records: NDArray[np.int64]
     num_empty: NDArray[np.int64]
+    num_left_out: NDArray[np.int64]
+    top_loss: NDArray[np.float64]
 
 
 class StepLines(NamedTuple):
@@ -61,6 +70,8 @@ class StepLines(NamedTuple):
         num_tokens: (S,) int64, over all ranks.
         num_records: (S,) int64 row records.
         num_empty: (S,) int64 row records without supervised tokens.
+        num_left_out: (S,) int64, as in `StepSums`.
+        top_loss: (S,) float64, likewise.
         finite: (S,) bool, False where there is a loss and it is NaN or infinite.
         grad_norm: (S,) float64, of the lowest rank that measured it, one whose norm is not finite before all others.
         has_grad_norm: (S,) bool.
@@ -79,6 +90,8 @@ class StepLines(NamedTuple):
     num_tokens: NDArray[np.int64]
     num_records: NDArray[np.int64]
     num_empty: NDArray[np.int64]
+    num_left_out: NDArray[np.int64]
+    top_loss: NDArray[np.float64]
     finite: NDArray[np.bool_]
     grad_norm: NDArray[np.float64]
     has_grad_norm: NDArray[np.bool_]
@@ -161,6 +174,8 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         num_tokens=num_tokens,
         num_records=fill(sums.num_records, 0, where=from_rows),
         num_empty=fill(sums.num_empty, 0, where=from_rows),
+        num_left_out=fill(sums.num_left_out, 0, where=from_rows),
+        top_loss=fill(sums.top_loss, -np.inf, where=from_rows),
         finite=~has_loss | np.isfinite(loss),
         grad_norm=grad_norm,
         has_grad_norm=has_grad_norm,
@@ -177,15 +192,27 @@ def _sum_block(block: RowColumns) -> StepSums:
     tokens = block.num_tokens.astype(np.int64, copy=False)
     empty = tokens <= 0
     loss_sum = np.where(empty, 0.0, block.loss_sum.astype(np.float64, copy=False))
+    top_loss = np.full(tokens.size, -np.inf)
+    np.divide(loss_sum, tokens, where=tokens >= WEIGHTY_TOKENS, out=top_loss)
     return _reduce(
-        StepSums(block.attempt, block.step, loss_sum, tokens, np.ones(tokens.size, np.int64), empty.astype(np.int64))
+        StepSums(
+            attempt=block.attempt,
+            step=block.step,
+            loss_sum=loss_sum,
+            num_tokens=tokens,
+            num_records=np.ones(tokens.size, np.int64),
+            num_empty=empty.astype(np.int64),
+            num_left_out=(~block.keep).astype(np.int64),
+            top_loss=top_loss,
+        )
     )
 
 
 def _fold(parts: list[StepSums]) -> StepSums:
     if not parts:
         whole = np.empty(0, np.int64)
-        return StepSums(np.empty(0, np.int32), whole, np.empty(0, np.float64), whole, whole, whole)
+        real = np.empty(0, np.float64)
+        return StepSums(np.empty(0, np.int32), whole, real, whole, whole, whole, whole, real)
     return _reduce(StepSums._make(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -201,7 +228,10 @@ def _reduce(sums: StepSums) -> StepSums:
     # inf - inf is NaN on purpose: the step is not finite either way.
     with np.errstate(invalid="ignore", over="ignore"):
         return StepSums(
-            sums.attempt[starts], sums.step[starts], *(np.add.reduceat(column, starts) for column in sums[2:])
+            sums.attempt[starts],
+            sums.step[starts],
+            *(np.add.reduceat(column, starts) for column in sums[2:-1]),
+            top_loss=np.fmax.reduceat(sums.top_loss, starts),
         )
 
 

@@ -22,7 +22,8 @@ MAX_SPIKES = 20
 """Findings listed."""
 
 WIDE = 96
-"""Characters a line from which every column of the findings fits; below, baseline and score are left out."""
+"""Characters a line from which every column of the findings fits; below, baseline and rule are left out: the findings
+are sorted by ratio or score, and one that the median rule made has no score."""
 
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "notice": "cyan"}
 
@@ -100,7 +101,7 @@ def percent(share: float | None) -> str:
 def _draw_spikes(spikes: Sequence[Spike], *, console: Console) -> None:
     headings = ["severity", "step", "kind", "value", "baseline", "ratio", "score", "rule", "row", "share"]
     if console.width < WIDE:
-        headings = [heading for heading in headings if heading not in ("baseline", "score")]
+        headings = [heading for heading in headings if heading not in ("baseline", "rule")]
     left = ("severity", "kind", "rule")
     table = make_table([(heading, heading not in left) for heading in headings], console=console)
     for spike in spikes[:MAX_SPIKES]:
@@ -127,29 +128,27 @@ def _spike_cells(spike: Spike) -> dict[str, str]:
 
 
 def _draw_rows(findings: Findings, *, console: Console) -> None:
-    table = make_table(
-        [
-            ("row", True),
-            ("count", True),
-            ("loss", True),
-            ("tokens", True),
-            ("share", True),
-            ("excess", True),
-            ("rank", True),
-        ],
-        console=console,
-    )
+    headings = ["row", "count", "loss", "tokens", "share", "excess"]
+    if any(row.rank for row in findings.rows):
+        headings.append("rank")
+    table = make_table([(heading, True) for heading in headings], console=console)
     for row in findings.rows:
-        table.add_row(*map(Text, _row_cells(row, losses_known=findings.row_losses_known)))
+        cells = _row_cells(row, losses_known=findings.row_losses_known)
+        table.add_row(*(Text(cells[name]) for name in headings))
     console.print(table)
     if findings.rows_left_out:
         more = "1 more row" if findings.rows_left_out == 1 else f"{findings.rows_left_out} more rows"
         say(console, f"and {more}; --top lists more")
 
 
-def _row_cells(row: RowShare, *, losses_known: bool) -> tuple[str, ...]:
+def _row_cells(row: RowShare, *, losses_known: bool) -> dict[str, str]:
     unmeasured = "no supervised tokens" if losses_known else "not recorded"
-    loss = unmeasured if row.loss is None else number(row.loss)
-    share = "-" if row.loss is None else percent(row.share)
-    excess = "-" if row.excess is None else f"{row.excess:+.5g}"
-    return str(row.row), str(row.count), loss, str(row.tokens), share, excess, str(row.rank)
+    return {
+        "row": str(row.row),
+        "count": str(row.count),
+        "loss": unmeasured if row.loss is None else number(row.loss),
+        "tokens": str(row.tokens),
+        "share": "-" if row.loss is None else percent(row.share),
+        "excess": "-" if row.excess is None else f"{row.excess:+.5g}",
+        "rank": str(row.rank),
+    }

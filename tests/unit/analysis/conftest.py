@@ -48,8 +48,8 @@ class FabricatedLog:
 
 
 def rows_of(records, dtype):
-    """`records`: (step, row, loss_sum, tokens), and as keywords attempt, micro, rank."""
-    full = [{"attempt": 1, "micro": 0, "rank": 0, **(r[4] if len(r) > 4 else {})} for r in records]
+    """`records`: (step, row, loss_sum, tokens), and as keywords attempt, micro, rank, keep."""
+    full = [{"attempt": 1, "micro": 0, "rank": 0, "keep": True, **(r[4] if len(r) > 4 else {})} for r in records]
     return RowColumns(
         attempt=np.array([f["attempt"] for f in full], np.int32),
         step=np.array([r[0] for r in records], np.int64),
@@ -59,7 +59,7 @@ def rows_of(records, dtype):
         loss_sum=np.array([r[2] for r in records], dtype),
         num_tokens=np.array([r[3] for r in records], np.int32),
         reason=np.zeros(len(records), np.uint8),
-        keep=np.ones(len(records), np.bool_),
+        keep=np.array([f["keep"] for f in full], np.bool_),
     )
 
 
@@ -112,6 +112,8 @@ def series_of():
             reason=np.array([STEP_REASONS.index(r) for r in reasons] if reasons else [UNKNOWN_REASON] * size, np.uint8),
             num_records=np.ones(size, np.int64),
             num_empty=np.zeros(size, np.int64),
+            num_left_out=np.zeros(size, np.int64),
+            top_loss=np.full(size, -math.inf),
         )
 
     return make
