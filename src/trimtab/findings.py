@@ -184,6 +184,7 @@ class Findings:
         notices: What a reader should know: damage, superseded attempts, which rule decided.
         row_losses_known: False where the rows of `step` were recorded without what each of them cost.
         blame: Which rows of `step` are named as the cause of a finding; None where no rows are known.
+        num_ranks: Ranks that the run had.
     """
 
     run_id: str | None
@@ -200,6 +201,7 @@ class Findings:
     num_nonfinite_rows: int = 0
     row_losses_known: bool = True
     blame: Blame | None = None
+    num_ranks: int = 1
 
     @property
     def first_row_is_cause(self) -> bool:

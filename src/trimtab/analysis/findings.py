@@ -154,6 +154,7 @@ def rewind_log(
         num_nonfinite_rows=table.num_nonfinite if table else 0,
         row_losses_known=_row_losses_known(table, series),
         blame=blame(table, spikes=search.spikes) if table else None,
+        num_ranks=log.header.world_size,
         notices=(
             *notices,
             *remarks.on_stand_outs(stand_outs),

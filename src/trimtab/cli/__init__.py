@@ -104,10 +104,8 @@ def _no_such_verb(name: str) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, VERBS, n=1)
-    if close:
-        return f"there is no verb {name!r}. Did you mean {close[0]}?"
-    also = f"A log is read by: trimtab rewind {name}" if os.path.exists(name) else f"Use one of {', '.join(VERBS)}."
-    return f"there is no verb {name!r}. {also}"
+    advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(VERBS)}. A log is for trimtab rewind."
+    return f"there is no verb {name!r}. {advice}"
 
 
 def _fail(message: str, *, code: int) -> int:

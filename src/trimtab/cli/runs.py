@@ -72,8 +72,7 @@ def _named_here(path: str, *, run_id: str) -> str:
 
     The run's own folder below it says nothing that the run id does not.
     """
-    tail = os.path.join(RUNS_NAME, run_id)
-    shown = path.removesuffix(os.sep + tail)
+    shown = path.removesuffix(f"{os.sep}{RUNS_NAME}{os.sep}{run_id}")
     try:
         return min(shown, os.path.relpath(shown), key=len)
     except (OSError, ValueError):  # the current folder is gone, or on another drive

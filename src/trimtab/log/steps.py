@@ -227,12 +227,9 @@ def _reduce(sums: StepSums) -> StepSums:
     starts = np.flatnonzero(_is_first(sums.attempt, sums.step))
     # inf - inf is NaN on purpose: the step is not finite either way.
     with np.errstate(invalid="ignore", over="ignore"):
-        return StepSums(
-            sums.attempt[starts],
-            sums.step[starts],
-            *(np.add.reduceat(column, starts) for column in sums[2:-1]),
-            top_loss=np.fmax.reduceat(sums.top_loss, starts),
-        )
+        added = [np.add.reduceat(column, starts) for column in sums[2:-1]]
+        top_loss = np.fmax.reduceat(sums.top_loss, starts)
+    return StepSums._make((sums.attempt[starts], sums.step[starts], *added, top_loss))
 
 
 def _last_of_each_rank(records: StepColumns) -> StepColumns:

@@ -129,7 +129,7 @@ def _spike_cells(spike: Spike) -> dict[str, str]:
 
 def _draw_rows(findings: Findings, *, console: Console) -> None:
     headings = ["row", "count", "loss", "tokens", "share", "excess"]
-    if any(row.rank for row in findings.rows):
+    if findings.num_ranks > 1 or any(row.rank for row in findings.rows):
         headings.append("rank")
     table = make_table([(heading, True) for heading in headings], console=console)
     for row in findings.rows:

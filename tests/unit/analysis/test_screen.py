@@ -78,6 +78,8 @@ def test_screened_findings_are_those_of_a_plain_loop(values):
         reason=np.full(size, UNKNOWN_REASON, np.uint8),
         num_records=np.ones(size, np.int64),
         num_empty=np.zeros(size, np.int64),
+        num_left_out=np.zeros(size, np.int64),
+        top_loss=np.full(size, -np.inf),
     )
     # when
     spikes = find_spikes(series, rule="robust").spikes

@@ -9,7 +9,7 @@ from trimtab.cli import main
 from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
 from trimtab.registry import register
-from trimtab.values import MicroBatch, RunHeader, StepRow
+from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
 HEADER = {"kind": "header", "version": 1, "backend": "torch", "dataset_fingerprint": "f" * 64, "created": 1.0}
 
@@ -67,17 +67,23 @@ def spiky(write_log):
 
 @pytest.fixture
 def record(here):
-    """Records a run of 40 steps whose step 30 is made by row 17, registers it, and gives its folder."""
+    """Records a run of 40 steps whose step 30 is made by row 17, registers it, and gives its folder.
 
-    def make(run_id, *, out="out", created=1.0, experiment=None):
+    `left_out`: steps whose micro-batch the guard left out; `events`: what is recorded behind them.
+    """
+
+    def make(run_id, *, out="out", created=1.0, experiment=None, left_out=(), events=()):
         header = RunHeader(run_id=run_id, backend="torch", created=created, out=str(here / out), experiment=experiment)
         below = here / out / experiment if experiment else here / out
         folder = create_run(below, header)
         recorder = Recorder(folder)
         for step in range(1, 41):
             losses = [100.0, 100.0, 9_000.0 if step == 30 else 100.0]
-            recorder.put(MicroBatch(step, 0, [step, 100 + step, 17], losses, [50, 50, 50]))
+            keep = step not in left_out
+            recorder.put(MicroBatch(step, 0, [step, 100 + step, 17], losses, [50, 50, 50], keep=keep))
             recorder.put(StepRow(step, sum(losses) / 150, 1.0, 1e-3))
+        for time, kind in enumerate(events):
+            recorder.put(Event(kind, 40, float(time)))
         recorder.close(timeout_s=30)
         register(folder.header, folder.path)
         return folder.path

@@ -49,6 +49,16 @@ def test_exit_codes_reach_the_shell(arguments, code, here):
     assert "Traceback" not in result.stderr
 
 
+def test_an_unknown_verb_gets_the_nearest_or_all_of_them(trimtab):
+    result = trimtab("rewnd")
+    assert (result.exit_code, result.stderr) == (2, "Error: there is no verb 'rewnd'. Did you mean rewind?\n")
+    result = trimtab("runs/a\x1b[31m")
+    assert result.exit_code == 2
+    assert result.stderr.isascii()
+    assert "Use one of demo, rewind, runs. A log is for trimtab rewind." in result.stderr
+    assert trimtab("--nosuch").exit_code == 2
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(spiky):
     # given: `trimtab rewind | true`
     read, write = os.pipe()

@@ -296,3 +296,22 @@ def test_a_run_that_is_gone_is_an_error_by_name_and_passed_over_without_one(trim
     newest = strict(trimtab("rewind", "--json", "-").stdout)
     assert newest["run_id"] == "kept"
     assert "gone from disk" in newest["notices"][0]
+
+
+def test_steps_that_the_guard_left_out_are_named_and_their_rows_marked(trimtab, record):
+    # given: the guard left out step 30, a spike, and step 12, which is none
+    path = record("a", left_out=(12, 30), events=("end",))
+    # when
+    text, asked = trimtab("rewind", path).stdout, trimtab("rewind", path, "--step", "12").stdout
+    # then
+    assert "Note: the guard left out micro-batches in 1 step that is no finding of the loss: 12. " in text
+    assert "Note: the guard left out micro-batches in 1 step that is a finding of the loss: 30\n" in text
+    assert "Step 12 is not a spike" in asked
+    assert "Note: every row of step 12 was in a micro-batch that the guard left out of the update\n" in asked
+
+
+@pytest.mark.parametrize(("events", "has_ended"), [((), False), (("end",), True), (("end", "resume"), False)])
+def test_a_run_that_has_not_ended_says_so(trimtab, record, events, has_ended):
+    text = trimtab("rewind", record("a", events=events)).stdout
+    said = "Note: the run has not ended: it is still going on, or was killed after step 40\n"
+    assert (said in text) is not has_ended

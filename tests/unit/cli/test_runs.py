@@ -21,6 +21,38 @@ def test_a_run_that_is_gone_is_marked(trimtab, record, here):
     assert (run["run_id"], run["backend"], run["exists"]) == ("gone", "torch", False)
 
 
+def test_where_a_run_is_fits_on_its_line_however_long_the_path(trimtab, record, here, monkeypatch):
+    # given: a run below the current folder, one that is gone, and one far away; a terminal of 80 characters
+    record("near", out="runs/a")
+    record("lost", out="b" * 70).rename(here / "hidden")
+    record("far", out="c" * 70 + "/end")
+    monkeypatch.setenv("COLUMNS", "80")
+    # when
+    lines = trimtab("runs").stdout.splitlines()
+    # then: one line a run below the heading
+    assert len(lines) == 2 + 3
+    assert all(len(line) <= 80 for line in lines)
+    assert next(line for line in lines if line.startswith("near")).split()[-1] == "runs/a"
+    assert "  gone from bbb" in next(line for line in lines if line.startswith("lost"))
+    far = next(line for line in lines if line.startswith("far")).rstrip()
+    assert "  ccc" in far
+    assert "..." in far
+    assert far.endswith("/end")
+    # then: nothing is cut where a program reads
+    paths = [run["path"] for run in json.loads(trimtab("runs", "--json", "-").stdout)["runs"]]
+    assert str(here / "runs" / "a" / "trimtab" / "near") in paths
+
+
+def test_where_a_run_is_stands_whole_where_the_current_folder_is_no_shorter_way(trimtab, record, tmp_path, monkeypatch):
+    path = record("a", out="o")
+    far = tmp_path / "x" / "y" / "z" / "x" / "y" / "z"
+    far.mkdir(parents=True)
+    monkeypatch.chdir(far)
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = trimtab("runs").stdout.splitlines()[-1].split()[-1]
+    assert shown == min(str(path.parents[1]), "../" * 6 + "o", key=len)
+
+
 def test_no_runs_is_an_answer(trimtab):
     assert "No run is registered" in trimtab("runs").stdout
     result = trimtab("runs", "--json", "-")

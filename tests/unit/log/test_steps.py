@@ -164,3 +164,31 @@ def test_a_rank_without_tokens_does_not_touch_the_loss_of_the_others() -> None:
 
     assert lines.loss.tolist() == [4.0]
     assert lines.num_tokens.tolist() == [10]
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 18])
+def test_records_that_the_guard_left_out_are_counted_a_step(monkeypatch, limit) -> None:
+    # given: steps out of order, in blocks that are folded after each other, and all at once
+    monkeypatch.setattr("trimtab.log.steps.PENDING_LIMIT", limit)
+    first = rows((1, 0, 2, 1.0, 1), (1, 0, 1, 1.0, 1), (1, 0, 2, 1.0, 1))._replace(keep=np.array([False, True, False]))
+    second = rows((1, 1, 2, 1.0, 1), (2, 0, 2, 1.0, 1))._replace(keep=np.array([False, True]))
+    # when
+    lines = step_lines(step_sums([first, second]), records((1, 0, 3, 1.0, 1, 0)))
+    # then
+    assert list(zip(lines.attempt, lines.step, lines.num_left_out, strict=True)) == [
+        (1, 1, 0), (1, 2, 3), (1, 3, 0), (2, 2, 0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 18])
+def test_the_highest_row_loss_of_a_step_is_that_of_a_row_with_tokens_enough(monkeypatch, limit) -> None:
+    # given: step 2 has a mean of 9 over 15 tokens, 4 over 16 and NaN; step 3 has few tokens only
+    monkeypatch.setattr("trimtab.log.steps.PENDING_LIMIT", limit)
+    blocks = [
+        rows((1, 0, 2, 135.0, 15), (1, 0, 1, 32.0, 32)),
+        rows((1, 0, 2, 64.0, 16), (1, 0, 2, math.nan, 50), (1, 0, 3, 9.0, 3), (1, 0, 2, 20.0, 20)),
+    ]
+    # when
+    lines = step_lines(step_sums(blocks), records((1, 0, 4, 1.0, 1, 0)))
+    # then
+    assert lines.top_loss.tolist() == [1.0, 4.0, -math.inf, -math.inf]

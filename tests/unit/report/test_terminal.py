@@ -14,7 +14,7 @@ def test_the_findings_are_drawn_with_everything_about_them(draw, make_findings):
     row = next(line for line in text.splitlines() if line.startswith("warning"))
     assert " ".join(row.split()) == "warning 9 spike 7.8429 0.955 8.2124 - median 17 98.4 %"
     assert "row 17: 98% of step 9's loss, 300 tokens\nInspect or drop this row, then retrain." in text
-    assert "17 1 9 300 98.4 % +8.045 0" in [" ".join(line.split()) for line in text.splitlines()]
+    assert "17 1 9 300 98.4 % +8.045" in [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_no_finding_is_said(draw, make_findings):
@@ -74,11 +74,21 @@ def test_a_long_text_is_cut(draw, make_findings):
     assert len(draw(make_findings(notices=("x" * 10_000_000,)))) < 10_000
 
 
-def test_a_narrow_terminal_gets_whole_lines(draw, make_findings, make_spike):
-    spikes = (make_spike(first=13555, last=22090, kind="grad_norm", value=262623.331, row=1234567),)
+def test_the_rank_is_shown_where_there_was_more_than_one(draw, make_findings, make_row):
+    assert "rank" not in draw(make_findings())
+    text = draw(make_findings(num_ranks=2, rows=(make_row(rank=1), make_row(row=5))))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "row count loss tokens share excess rank" in lines
+    assert "17 1 9 300 98.4 % +8.045 1" in lines
+    # then: a log that does not say how many ranks there were, and names one
+    assert "rank" in draw(make_findings(rows=(make_row(rank=3),)))
+
+
+def test_a_narrow_terminal_gets_whole_lines_with_what_they_are_sorted_by(draw, make_findings, make_spike):
+    spikes = (make_spike(first=13555, last=22090, kind="grad_norm", value=262623.331, row=1234567, score=20.5512),)
     text = draw(make_findings(spikes=spikes), width=80)
     line = next(line for line in text.splitlines() if line.startswith("warning"))
-    assert " ".join(line.split()) == "warning 13555-22090 grad_norm 2.6262e+05 2.75e+05 median 1234567 98.4 %"
+    assert " ".join(line.split()) == "warning 13555-22090 grad_norm 2.6262e+05 2.75e+05 20.551 1234567 98.4 %"
 
 
 def test_notices_are_not_broken_into_lines(draw, make_findings):

@@ -1,0 +1,112 @@
+"""What is said beside the findings."""
+
+import dataclasses
+
+import pytest
+
+from trimtab.analysis import remarks
+from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.findings import rewind_log
+from trimtab.findings import Spike
+from trimtab.values import Event
+
+LEFT_OUT = {"keep": False, "micro": 1}
+SPIKE = Spike(
+    step=20, first=20, last=20, num_steps=1, kind="spike", signal="loss", severity="warning", rule="robust",
+    value=9.0, loss=9.0, baseline=1.0, score=50.0,
+)  # fmt: skip
+
+
+def flat(num_steps):
+    return [(step, 1000 + step, 10.0, 10) for step in range(1, num_steps + 1)]
+
+
+def notices_of(log, word):
+    return [notice for notice in rewind_log(log).notices if word in notice]
+
+
+def test_steps_of_which_the_guard_left_something_out_are_named_though_they_are_no_findings(make_log):
+    records = [*flat(30), (7, 5, 30.0, 10, LEFT_OUT), (9, 5, 30.0, 10, LEFT_OUT)]
+    assert notices_of(make_log(records), "guard") == [
+        "the guard left out micro-batches in 2 steps that are no findings of the loss: 7, 9. It judges micro-batches, "
+        "rewind whole steps; --step 7 shows the rows"
+    ]
+    assert notices_of(make_log(flat(30)), "guard") == []
+
+
+def test_findings_of_the_loss_that_the_guard_left_out_come_after_the_steps_that_are_none(make_log):
+    records = [*flat(60), (51, 5, 900.0, 10, LEFT_OUT), (9, 5, 10.0, 10, LEFT_OUT)]
+    quiet, loud = notices_of(make_log(records), "the guard left out micro-batches")
+    assert quiet.startswith("the guard left out micro-batches in 1 step that is no finding of the loss: 9. ")
+    assert loud == "the guard left out micro-batches in 1 step that is a finding of the loss: 51"
+
+
+def test_ten_steps_are_named_and_the_rest_counted(make_log):
+    (notice,) = notices_of(make_log([(step, 5, 10.0, 10, LEFT_OUT) for step in range(1, 14)]), "no findings")
+    assert "13 steps that are no findings of the loss: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more. " in notice
+
+
+def test_a_stretch_counts_as_a_finding_from_its_first_step_to_its_last(make_log):
+    series = read_steps(make_log([(step, 5, 10.0, 10, LEFT_OUT) for step in (18, 19, 22, 23)])).series
+    quiet, loud = remarks.on_guard(series, [dataclasses.replace(SPIKE, first=19, last=22)])
+    assert ": 18, 23. " in quiet
+    assert loud.endswith(": 19, 22")
+    (quiet,) = remarks.on_guard(series, [dataclasses.replace(SPIKE, first=19, last=22, severity="notice")])
+    assert ": 18, 19, 22, 23. " in quiet
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([(1, 3, 10.0, 10), (1, 5, 30.0, 10, LEFT_OUT)], "row 5 of step 1 was"),
+        ([(1, 3, 10.0, 10), (1, 4, 90.0, 10, LEFT_OUT), (1, 5, 30.0, 10, LEFT_OUT)], "rows 4, 5 of step 1 were"),
+        ([(1, 4, 90.0, 10, LEFT_OUT), (1, 5, 30.0, 10, LEFT_OUT)], "every row of step 1 was"),
+        ([(1, 3, 10.0, 10), (1, 3, 10.0, 10, LEFT_OUT), (1, 4, 1.0, 10)], "row 3 of step 1 was"),
+    ],
+)
+def test_rows_of_the_listed_step_that_were_left_out_are_marked(make_log, records, expected):
+    findings = rewind_log(make_log([*records, (2, 9, 10.0, 10)]), step=1)
+    assert f"{expected} in a micro-batch that the guard left out of the update" in findings.notices
+    kept = rewind_log(make_log([*records, (2, 9, 10.0, 10)]), step=2)
+    assert not any("of the update" in notice for notice in kept.notices)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([7, 7, 7, 8, None], ["row 7 leads 3 of the 4 loss findings whose rows were looked up"]),
+        ([7, 7], ["row 7 leads 2 of 2 loss findings"]),
+        ([7, 7, 8], []),
+        ([7], []),
+        ([None, None], []),
+    ],
+)
+def test_a_row_that_leads_several_findings_is_said(rows, expected):
+    assert remarks.on_leaders([dataclasses.replace(SPIKE, row=row) for row in rows]) == expected
+
+
+def test_a_row_that_leads_notices_alone_is_not_said():
+    assert remarks.on_leaders([dataclasses.replace(SPIKE, row=7, severity="notice")] * 4) == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "has_ended"),
+    [
+        ([], False),
+        (["evaluation"], False),
+        (["end"], True),
+        (["end", "evaluation"], True),
+        (["end", "resume"], False),
+        (["resume"], False),
+        (["resume", "checkpoint", "end"], True),
+    ],
+)
+def test_a_run_has_ended_where_its_last_attempt_says_so(make_log, kinds, has_ended):
+    reading = read_steps(make_log([*flat(9), (4, 1, 1.0, 1, {"attempt": 2})]))
+    events = [Event(kind, step=0, time=float(i)) for i, kind in enumerate(kinds)]
+    said = ["the run has not ended: it is still going on, or was killed after step 4"]
+    assert remarks.on_end(reading, events=events) == ([] if has_ended else said)
+
+
+def test_nothing_is_said_of_the_end_of_a_log_of_another_tool(make_log):
+    assert notices_of(make_log(flat(9)), "ended") == []
