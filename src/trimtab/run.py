@@ -177,7 +177,11 @@ class RunCore:
     def record_micro_batch(
         self, rows: Any, loss_sums: Any, num_tokens: Any, *, verdict: Verdict | None = None, packed: bool = False
     ) -> None:
-        """Hands one micro-batch to the recorder; the arguments are those of `MicroBatch`. Never raises, never waits."""
+        """Hands one micro-batch to the recorder; the arguments are those of `MicroBatch`.
+
+        Never raises. The first call makes the run folder and its entry in the list of runs (at most half a second, if
+        another process holds the list); later ones never wait.
+        """
         micro = self.window.num_micros
         self.window.num_micros += 1
         if not self._record:

@@ -136,9 +136,11 @@ def _progress(size_bytes: int) -> Iterator[Callable[[int, int], None] | None]:
         yield None
         return
     # Imported here: it is a tenth of the time that a small log takes, which never shows a bar.
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    # Figures, no bar: rich draws one with characters that are no ASCII.
+    percent = TextColumn("{task.percentage:>3.0f} %")
+    columns = (TextColumn("{task.description}"), percent, DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=make_console(sys.stderr), transient=True) as bar:
         task = bar.add_task("reading the log", total=size_bytes)
         yield lambda num_done, num_bytes: bar.update(task, completed=num_done, total=num_bytes)

@@ -32,7 +32,7 @@ def attach(
     """Records a trainer's run, and keeps anomalous micro-batches out of its updates if a guard is given.
 
     Call it once, before `trainer.train()`. Data order, gradients and weights stay bit-identical as long as the guard
-    leaves nothing out. With a guard the host waits for the device once a micro-batch.
+    leaves nothing out. With a guard the host waits for the device once a micro-batch and once a step.
 
     Args:
         trainer: A Hugging Face `Trainer`.

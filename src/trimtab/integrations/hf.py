@@ -242,9 +242,9 @@ class TrainerRun(Run):
     def _record_unjudged(self, why: str) -> None:
         """Records a micro-batch whose loss went by unseen; what nobody judged is kept."""
         self._say_no_row_losses(why)
-        rows = to_host(torch.unique(self._known_rows()))
-        nothing = torch.zeros(rows.shape, dtype=torch.int64)
-        self._core.record_micro_batch(rows, nothing, nothing)
+        rows = self._known_rows()
+        nothing = torch.zeros(rows.numel(), dtype=torch.int64)
+        self._core.record_micro_batch(to_host(rows.flatten()), nothing, nothing, packed=rows.dim() == 2)
         self._core.window.num_tokens += 1
         self._totals.num_tokens = torch.full((), _UNCOUNTED, dtype=torch.int64)
 

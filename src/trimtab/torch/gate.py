@@ -6,8 +6,8 @@ call backward on, the reason why a step must not be taken, and what was recorded
     take -> left_out (only if the verdict says so)      once a micro-batch
     lift_anchor -> drop_reason -> norm_reason -> end    once a window
 
-Without a guard nothing here waits for the device. With one, `take` waits once a micro-batch and `norm_reason` once a
-window.
+Without a guard nothing here waits for the device. With one, `take` waits once a micro-batch, once more to name the row
+of a skip, and `norm_reason` once a window.
 """
 
 from __future__ import annotations

@@ -45,15 +45,16 @@ class RowLosses(NamedTuple):
 
         None where no row has tokens, or where it is not known what each of them cost.
         """
-        counted = self.row_num_tokens > 0
-        rows, sums = self.rows[counted], self.row_loss_sums[counted]
+        # Rows stay where the loader left them, losses are where the model is: both come to the host.
+        row_ids, sums, counted = self.rows.cpu(), self.row_loss_sums.cpu(), self.row_num_tokens.cpu() > 0
+        rows, sums = row_ids[counted], sums[counted]
         if not rows.numel():
             return None
         bad = rows[~torch.isfinite(sums)]
         if bad.numel():
             return int(bad[0])
         distinct, place = torch.unique(rows, return_inverse=True)  # a packed row has an entry a token
-        totals = torch.zeros(distinct.shape, dtype=sums.dtype, device=sums.device).index_add(0, place, sums)
+        totals = torch.zeros(distinct.shape, dtype=sums.dtype).index_add(0, place, sums)
         return int(distinct[totals.argmax()])
 
 
@@ -65,9 +66,9 @@ def rows_alone(rows: torch.Tensor, *, loss_sum: torch.Tensor, num_tokens: torch.
         loss_sum: 0-d, sum of the loss over supervised tokens.
         num_tokens: 0-d int64, their count.
     """
-    rows = torch.unique(rows) if rows.dim() == 2 else rows.clone()
-    nothing = torch.zeros(rows.shape, dtype=torch.int64)
-    return RowLosses(loss_sum, num_tokens, rows, nothing, nothing, packed=False, num_entries=0)
+    flat = rows.flatten()
+    nothing = torch.zeros(flat.shape, dtype=torch.int64)
+    return RowLosses(loss_sum, num_tokens, flat.clone(), nothing, nothing, packed=rows.dim() == 2, num_entries=0)
 
 
 def reduce_to_rows(
@@ -172,7 +173,7 @@ def _token_counts(tokens: Any, losses: torch.Tensor) -> torch.Tensor | None:
         raise UsageError(f"tokens has shape {tuple(counts.shape)}, expected that of losses, {tuple(losses.shape)}.")
     if counts.device.type == "cpu" and counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) < 2**31:
         raise UsageError(f"tokens must lie between 0 and 2**31 - 1, found {int(counts.min())} to {int(counts.max())}.")
-    return counts.to(losses.device)
+    return counts.to(losses.device, non_blocking=True)
 
 
 def _integers(values: Any, *, name: str, meaning: str) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 Enters: unreduced losses and the dataset rows they belong to, once a micro-batch; once a window the wish to step.
 Leaves: a loss that is safe to call backward on whatever the verdict, a `StepOutcome`, and the log. Without a guard
-the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for the device; with a
-guard, or with a gradient scaler, the host looks at the loss once a micro-batch and at the norm once a step.
+the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for the device. With a
+guard the host looks at the loss once a micro-batch and at the norm once a step; with a gradient scaler, at its scale.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trimtab.torch.gradients import (
 from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import records_here
-from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts
+from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, checked_divisor
 from trimtab.torch.skip import statistics_buffers
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
@@ -165,7 +165,8 @@ class Run:
     ) -> torch.Tensor:
         """Records one micro-batch, judges it, and gives the loss to call backward on.
 
-        With a guard this waits for the device once. Without one it never does.
+        With a guard this waits for the device once, and once more to name the row of a skip. Without one it never
+        does; the first call makes the run folder.
 
         Args:
             losses: Unreduced: (B, T) a token, or (N,) with `per` saying what an entry is.
@@ -292,9 +293,9 @@ class Run:
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard.
         """
+        divisor = checked_divisor(state.get("divisor"))
         self._core.load_state_dict(state)
-        divisor = state.get("divisor")
-        self._mean.divisor = float(divisor) if divisor is not None else None
+        self._mean.divisor = divisor
 
     @property
     def run_id(self) -> str | None:

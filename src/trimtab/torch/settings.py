@@ -59,3 +59,14 @@ def check_guard(guard: object, *, model: nn.Module | None) -> None:
         )
     if guard.enabled and model is None:
         raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
+
+
+def checked_divisor(value: object) -> float | None:
+    """The divisor of a saved state, None where none was set yet; `UsageError` for anything but a positive number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise UsageError(
+            f"This state is damaged: divisor is {value!r}, expected a positive number or None. Load another checkpoint."
+        )
+    return float(value)

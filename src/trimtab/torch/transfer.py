@@ -21,9 +21,10 @@ class InFlight:
 
     Attributes:
         shape: Shape of the tensor.
+        nbytes: Its size, by which the recorder bounds what waits.
     """
 
-    __slots__ = ("_event", "_host", "shape")
+    __slots__ = ("_event", "_host", "nbytes", "shape")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Starts copying a CUDA tensor; returns at once."""
@@ -32,6 +33,7 @@ class InFlight:
         if stream is None:
             stream = _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.shape = tensor.shape
+        self.nbytes = tensor.nbytes
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -314,3 +314,16 @@ def test_rows_without_supervised_tokens_are_no_rows_without_losses(make_log):
     findings = rewind_log(make_log(records, steps=steps), step=31)
     assert findings.spikes == ()
     assert findings.row_losses_known
+
+
+def test_a_log_of_nothing_but_spikes_is_read_like_any_other(make_log):
+    # given a loss that triples with every step, and one in which every other step is not finite
+    growing = [(step, step, 10.0 * 3.0**step, 10) for step in range(1, 31)]
+    dying = [(step, step, math.nan if step % 2 else 10.0, 10) for step in range(1, 31)]
+    # when
+    climb, flicker = (rewind_log(make_log(records)) for records in (growing, dying))
+    # then: 3 steps must lie behind; under the median rule each is a finding, under robust neighbours are one
+    assert climb.spikes[0].last == 30
+    assert {step for spike in climb.spikes for step in range(spike.first, spike.last + 1)} == set(range(4, 31))
+    assert [spike.step for spike in flicker.spikes] == list(range(1, 31, 2))
+    assert climb.rows[0].row == climb.step

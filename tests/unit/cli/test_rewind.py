@@ -1,8 +1,14 @@
 """`trimtab rewind`, as a person or a script calls it."""
 
+import contextlib
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from trimtab.log.folder import create_run
@@ -315,3 +321,41 @@ def test_a_run_that_has_not_ended_says_so(trimtab, record, events, has_ended):
     text = trimtab("rewind", record("a", events=events)).stdout
     said = "Note: the run has not ended: it is still going on, or was killed after step 40\n"
     assert (said in text) is not has_ended
+
+
+def test_a_notice_never_fails_a_run(trimtab, here):
+    # given a run of quiet losses with one jump of the gradient norm
+    folder = create_run(here, RunHeader(run_id="r", backend="torch", created=1.0))
+    recorder = Recorder(folder)
+    for step in range(1, 61):
+        recorder.put(MicroBatch(step, 0, [step], np.array([100.0], np.float32), [50]))
+        recorder.put(StepRow(step, 2.0, 50.0 if step == 40 else 1.0, 0.1))
+    recorder.close()
+    # when
+    result = trimtab("rewind", folder.path, "--fail-on", "warning")
+    # then
+    assert "notice" in result.stdout
+    assert result.exit_code == 0
+
+
+def test_a_person_who_waits_for_a_large_log_sees_how_far_it_is_in_plain_ascii(write_log, here):
+    # given a terminal, and a log that counts as large
+    path = write_log(spikes={41: [(13, 9.0, 100)]})
+    program = (
+        "import sys, trimtab.cli.rewind as verb; verb.PROGRESS_FROM_BYTES = 1;"
+        "from trimtab.cli import main; main(['rewind', sys.argv[1]])"
+    )
+    terminal, end = pty.openpty()
+    # when
+    done = subprocess.run([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, stderr=end, check=True)
+    os.close(end)
+    drawn = b""
+    with contextlib.suppress(OSError):  # what a terminal says when its other end is gone
+        while chunk := os.read(terminal, 65536):
+            drawn += chunk
+    os.close(terminal)
+    # then
+    assert b"reading the log" in drawn
+    assert b" %" in drawn
+    assert drawn.isascii()
+    assert b"13" in done.stdout

@@ -83,6 +83,9 @@ def test_the_leading_row_is_not_finite_or_has_the_largest_sum():
     assert reduce_to_rows(losses, rows=packed, mask=torch.tensor([[True, True, False, True]])).leading_row() == 9
     losses[0, 2] = math.nan
     assert reduce_to_rows(losses, rows=packed).leading_row() == 7
+    losses[0, 2] = 1.0
+    losses[0, 1] = -math.inf  # the least of all sums, and the one to look at
+    assert reduce_to_rows(losses, rows=packed).leading_row() == 9
     nothing = torch.zeros(1, 4, dtype=torch.bool)
     assert reduce_to_rows(losses, rows=packed, mask=nothing).leading_row() is None
 

@@ -210,6 +210,102 @@ def test_a_non_finite_gradient_norm_drops_the_step_and_names_the_parameter(tmp_p
     assert "0.weight" in caplog.text
 
 
+def test_an_infinite_norm_is_no_norm_to_step_with(tmp_path):
+    model = make_model()
+    optim = make_optimizer(model, "sgd")
+    run = Run(tmp_path, model=model, optimizer=optim, guard=GuardConfig(rule="robust"))
+    batch = make_batches(1)[0]
+    before = snapshot(model, optim)
+
+    run.micro_batch(token_losses(model, batch), rows=batch["row_id"]).backward()
+    model[1].weight.grad[0, 0] = math.inf
+    outcome = run.step()
+    run.close()
+
+    assert (outcome.reason, outcome.grad_norm) == ("nonfinite_norm", math.inf)
+    assert_bit_equal(snapshot(model, optim), before)
+
+
+def test_the_norm_that_is_told_and_recorded_is_that_before_clipping(tmp_path):
+    model = make_model()
+    batch = make_batches(1)[0]
+    with Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"), max_grad_norm=1e-3) as run:
+        run.micro_batch(token_losses(model, batch), rows=batch["row_id"]).backward()
+        before = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
+        outcome = run.step()
+
+    assert outcome.grad_norm == pytest.approx(before, rel=1e-12)
+    steps = trimtab.open_log(run.folder).steps().numpy()
+    assert steps["grad_norm"].tolist() == pytest.approx([before], rel=1e-6)
+    assert steps["clipped"].tolist() == [True]
+
+
+def test_a_parameter_that_only_the_skipped_micro_batch_reached_is_not_moved_by_weight_decay(tmp_path):
+    # given two experts, of which the last micro-batch, or the whole window's first, uses the second alone
+    for place in (0, 1):
+        model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)]).double()
+        optim = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        run = Run(
+            tmp_path, model=model, optimizer=optim, accumulation=2, guard=GuardConfig(rule="robust"), record=False
+        )
+        before = model[1].weight.item()
+        for micro in range(2):
+            bad = micro == place
+            losses = model[1 if bad else 0](torch.ones(1, 1).double()).flatten() ** 2
+            run.micro_batch(losses * (math.nan if bad else 1.0), per="sample", rows=[micro]).backward()
+        outcome = run.step()
+
+        assert (outcome.reason, outcome.num_skipped_micros) == ("stepped", 1)
+        assert model[1].weight.item() == before
+        assert model[1].weight not in optim.state
+
+
+def test_the_error_that_ended_a_run_is_in_its_log(tmp_path):
+    model = make_model()
+    batch = make_batches(1)[0]
+    run = Run(tmp_path, model=model)
+
+    def die():
+        with run:
+            run.micro_batch(token_losses(model, batch), rows=batch["row_id"])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        die()
+
+    [end] = [event for event in trimtab.open_log(run.folder).event_list() if event.kind == "end"]
+    assert end.facts == {"reason": "ZeroDivisionError"}
+
+
+@pytest.mark.parametrize("divisor", [math.nan, 0.0, -1.0, True, "x", [1], math.inf])
+def test_a_damaged_divisor_is_refused_and_nothing_has_changed(tmp_path, divisor):
+    model = make_model()
+    settings = dict(model=model, optimizer=make_optimizer(model, "sgd"), normalize="window", record=False)
+    state = {**Run(tmp_path, **settings).state_dict(), "step": 7, "divisor": divisor}
+    run = Run(tmp_path, **settings)
+
+    with pytest.raises(UsageError, match="divisor is"):
+        run.load_state_dict(state)
+    assert run.state_dict()["step"] == 1
+
+
+def test_the_divisor_of_a_window_outlives_a_checkpoint(tmp_path):
+    model = make_model()
+    batch = make_batches(1)[0]
+    settings = dict(model=model, optimizer=make_optimizer(model, "sgd"), normalize="window", record=False)
+    first = Run(tmp_path, **settings)
+    loss = first.micro_batch(token_losses(model, batch), rows=batch["row_id"]).item()
+    second = Run(tmp_path, **settings)
+    second.load_state_dict({**first.state_dict()})
+
+    half = {name: value[:, :3] if name != "row_id" else value for name, value in batch.items()}
+    again = second.micro_batch(token_losses(model, half), rows=half["row_id"]).item()
+
+    # the sum over half the tokens, by the divisor of the whole
+    expected = token_losses(model, half).sum().item() / (token_losses(model, batch).sum().item() / loss)
+    assert again == pytest.approx(expected, rel=1e-12)
+
+
 def test_without_a_guard_nothing_is_ever_dropped_not_even_a_nan(tmp_path):
     batches = make_batches(ACCUMULATION)
 

@@ -32,6 +32,7 @@ def in_flight():
         copy._host = torch.tensor(value, dtype=dtype)
         copy._event = CountingEvent()
         copy.shape = copy._host.shape
+        copy.nbytes = copy._host.nbytes
         return copy
 
     return make
