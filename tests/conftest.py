@@ -5,8 +5,10 @@ their folders and their offline switch. Through `os.environ`, so that processes 
 """
 
 import os
+import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("quick")
 
 
+_NOBODY = 65534
+
 _connect = socket.socket.connect
 
 
@@ -74,6 +78,23 @@ def trimtab_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     home = tmp_path_factory.mktemp("trimtab-home")
     monkeypatch.setenv("TRIMTAB_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder that can be looked into and not written; a test that runs as root goes on as nobody, whom it binds."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-read-only-"))
+    folder.chmod(0o555)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(_NOBODY)
+    try:
+        yield folder
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)

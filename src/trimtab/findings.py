@@ -85,11 +85,6 @@ class Spike:
     blame: Blame | None = None
 
     @property
-    def row_is_cause(self) -> bool:
-        """Whether `row` is named as the cause, and not merely the first of its step."""
-        return self.blame is not None and self.row in self.blame.rows
-
-    @property
     def ratio(self) -> float | None:
         """Value over baseline; None where the baseline is missing or not positive."""
         if self.baseline is None or not self.baseline > 0:

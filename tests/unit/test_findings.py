@@ -57,14 +57,10 @@ def test_a_notebook_shows_findings_as_text_only():
 
 
 def test_a_leading_row_is_a_cause_only_where_the_blame_names_it():
-    spike = dataclasses.replace(SPIKE, row=17, row_share=0.0)
     findings = dataclasses.replace(FINDINGS, blame=Blame(step=9, rows=(17, 3), reason="nonfinite"))
     assert findings.first_row_is_cause
-    assert dataclasses.replace(spike, blame=findings.blame).row_is_cause
     # then: not without a blame, and not by one that names others or none
-    assert not spike.row_is_cause
     assert not FINDINGS.first_row_is_cause
     other = Blame(step=9, rows=(3,), reason="nonfinite")
-    assert not dataclasses.replace(spike, blame=other).row_is_cause
     assert not dataclasses.replace(findings, blame=other).first_row_is_cause
     assert not dataclasses.replace(findings, rows=()).first_row_is_cause

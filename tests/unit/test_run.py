@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,19 +140,34 @@ def test_a_run_whose_folder_was_copied_under_another_name_is_not_continued_in_va
     assert (tmp_path / "trimtab" / "q" / "rank-00000.journal").stat().st_size == size
 
 
-@pytest.mark.skipif(
-    sys.platform == "win32" or os.geteuid() == 0, reason="asks for a folder that may not be looked into"
-)
-def test_a_folder_that_may_not_be_looked_into_turns_the_recorder_off(
-    tmp_path: Path, said: Callable[[], list[str]]
+def test_a_read_only_folder_turns_the_recorder_off_with_one_line(
+    read_only_folder: Path, said: Callable[[], list[str]]
 ) -> None:
-    out = tmp_path / "closed"
-    out.mkdir()
-    out.chmod(0)
-    try:
-        train(RunCore(HEADER, out=out, run_id="q"))
-    finally:
-        out.chmod(0o700)
+    core = RunCore(HEADER, out=read_only_folder)
+
+    train(core)
+
+    (line,) = off_lines(said())
+    assert "Permission denied" in line
+    assert str(read_only_folder) in line
+    assert core.folder is None
+    assert list(read_only_folder.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_looked_into_turns_the_recorder_off(
+    read_only_folder: Path, said: Callable[[], list[str]]
+) -> None:
+    # given a run of which only its owner may know whether it exists
+    euid = os.geteuid()
+    os.seteuid(os.getuid())
+    closed = read_only_folder / "closed"
+    read_only_folder.chmod(0o755)
+    closed.mkdir(mode=0o700)
+    os.seteuid(euid)
+    if euid == os.getuid():  # no root here: then not even its owner
+        closed.chmod(0)
+
+    train(RunCore(HEADER, out=closed, run_id="q"))
 
     assert len(off_lines(said())) == 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +40,10 @@ class DemoFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"The folder {path} cannot be made ({error}): name another one with --out.") from error
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise UsageError(f"The folder {path} is read-only: name another one with --out.")
+        try:
+            tempfile.TemporaryFile(dir=path).close()  # only the attempt knows: os.access overlooks mounts and quotas
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}): name another folder with --out.") from error
         self._former = {name: (path / name).read_bytes() for name in (PLANTED, REPORT) if (path / name).exists()}
         self._had_runs = (path / _RUNS).exists()
 
