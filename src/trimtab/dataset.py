@@ -15,15 +15,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import struct
-import sys
-from array import array
-from collections import UserDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final
 
-import numpy as np
+from trimtab.spelling import Speller, TooCostlyError, UnknownValueError
 
 MAX_FULL_PASS_ROWS: Final = 100_000
 """Longest list that is hashed row by row; 0.3 s for short rows."""
@@ -35,18 +30,10 @@ _BUDGET: Final = 1 << 30
 """What one pass over the rows may spend: 1 for each byte hashed, which makes about 1 s. Told by content, not by the
 clock: a fingerprint must not depend on how busy the machine was."""
 
-_VALUE_COST: Final = 512
-"""What one value costs, in bytes hashed in the same time: 0.5 us of Python."""
-
-_NUMBER_COST: Final = 64
-"""Likewise for one number of a list of numbers of one type: 0.07 us."""
-
 _INDEX: Final = "index into the dataset handed to the trainer"
 _SELECTION_INDEX: Final = "index into the dataset handed to the trainer, a selection of a table's rows"
 _STREAM_INDEX: Final = "worker << 40 | position in the worker's stream"
 _OWN_INDEX: Final = "row number handed over by the training loop"
-
-_INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +97,6 @@ def _length(dataset: object) -> int | None:
         return None
 
 
-class _UnknownValueError(Exception):
-    """A row holds something that has no canonical spelling here."""
-
-
-class _TooCostlyError(Exception):
-    """A pass over the rows spent the budget."""
-
-
 def _sequence_fingerprint(rows: list[Any] | tuple[Any, ...]) -> str | None:
     base: type[list[Any] | tuple[Any, ...]] = list if isinstance(rows, list) else tuple
     if type(rows).__getitem__ is not base.__getitem__:
@@ -130,9 +109,9 @@ def _sequence_fingerprint(rows: list[Any] | tuple[Any, ...]) -> str | None:
         for chosen in passes:
             try:
                 return _hash_rows(rows, chosen)
-            except _TooCostlyError:
+            except TooCostlyError:
                 continue
-    except (_UnknownValueError, RecursionError):
+    except (UnknownValueError, RecursionError):
         return None
     return None
 
@@ -145,117 +124,7 @@ def _spread(num_rows: int) -> range | list[int]:
 
 def _hash_rows(rows: list[Any] | tuple[Any, ...], chosen: range | list[int]) -> str:
     digest = hashlib.sha256(b"trimtab rows 1\n" + struct.pack("<QQ", len(rows), len(chosen)))
-    speller = _Speller(_BUDGET)
+    speller = Speller(_BUDGET)
     for index in chosen:
         digest.update(speller.spell(rows[index]))
     return digest.hexdigest()
-
-
-class _Speller:
-    """Spells values canonically, a type letter first, lengths before contents, little-endian, within a budget."""
-
-    def __init__(self, budget: int) -> None:
-        self._left = budget
-        self._parts: list[bytes] = []
-
-    def spell(self, value: Any) -> bytes:
-        outer, self._parts = self._parts, []
-        self._add(value)
-        spelled, self._parts = b"".join(self._parts), outer
-        return spelled
-
-    def _spend(self, cost: int) -> None:
-        self._left -= cost
-        if self._left < 0:
-            raise _TooCostlyError
-
-    def _add(self, value: Any) -> None:
-        self._spend(_VALUE_COST)
-        kind = type(value)
-        if kind is str:
-            self._add_sized(b"s", value.encode("utf-8", "surrogatepass"))
-        elif kind is int:
-            self._add_sized(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-        elif value is None:
-            self._parts.append(b"N")
-        elif kind is bool:
-            self._parts.append(b"T" if value else b"F")
-        elif kind is float:
-            self._parts.append(b"f" + struct.pack("<d", value))
-        elif kind is list or kind is tuple:
-            self._add_sequence(value)
-        elif kind is dict:
-            self._add_mapping(value)
-        elif kind is bytes or kind is bytearray:
-            self._add_sized(b"b", bytes(value))
-        elif hasattr(kind, "__array__"):
-            self._add_array(value)
-        else:
-            self._add(_as_plain(value))
-
-    def _add_sized(self, letter: bytes, content: bytes) -> None:
-        self._spend(len(content))
-        self._parts.append(letter + struct.pack("<Q", len(content)) + content)
-
-    def _add_sequence(self, values: list[Any] | tuple[Any, ...]) -> None:
-        self._spend(_NUMBER_COST * len(values))
-        # Token ids are nearly all of a row's content: in one piece they cost a tenth. Which spelling is used depends
-        # on the values alone, so equal rows stay equal.
-        kinds = set(map(type, values))
-        if kinds == {int} and min(values) in _INT64 and max(values) in _INT64:
-            self._add_sized(b"q", _little_endian(array("q", values)))
-        elif kinds == {float}:
-            self._add_sized(b"d", _little_endian(array("d", values)))
-        else:
-            self._parts.append(b"l" + struct.pack("<Q", len(values)))
-            for value in values:
-                self._add(value)
-
-    def _add_mapping(self, mapping: dict[Any, Any]) -> None:
-        self._parts.append(b"m" + struct.pack("<Q", len(mapping)))
-        entries = [(self.spell(key), value) for key, value in mapping.items()]
-        for spelled_key, value in sorted(entries, key=itemgetter(0)):
-            self._parts.append(spelled_key)
-            self._add(value)
-
-    def _add_array(self, value: Any) -> None:
-        """An array, or what turns into one on the host: its type, its shape and the hash of its contents."""
-        try:
-            numbers = np.asarray(value)
-        except Exception as error:
-            # A tensor on a device, one that needs a gradient, one of a type that numpy lacks: each refuses its own way.
-            raise _UnknownValueError(type(value).__qualname__) from error
-        if numbers.dtype.kind not in "biufcSUmM":
-            raise _UnknownValueError(f"array of {numbers.dtype}")
-        self._spend(numbers.nbytes)
-        shape = numbers.shape
-        numbers = np.ascontiguousarray(numbers, dtype=numbers.dtype.newbyteorder("<"))
-        content = numbers.reshape(-1).view(np.uint8).data if numbers.nbytes else b""
-        self._add_sized(b"a", f"{numbers.dtype.str}{shape}".encode())
-        self._parts.append(hashlib.sha256(content).digest())
-
-
-def _little_endian(numbers: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-_PLAIN_COPIES: Final[dict[type, Callable[[Any], Any]]] = {
-    dict: lambda value: dict(dict.items(value)),
-    list: lambda value: list.__getitem__(value, slice(None)),
-    tuple: lambda value: tuple.__getitem__(value, slice(None)),
-    str: lambda value: str.__getitem__(value, slice(None)),
-    int: int.__int__,
-    float: float.__float__,
-}
-
-
-def _as_plain(value: Any) -> Any:
-    """A subclass of a plain type as that type, past whatever it overrides; `UserDict` is what tokenizers return."""
-    if isinstance(value, UserDict):
-        return value.data
-    for plain, copy in _PLAIN_COPIES.items():
-        if isinstance(value, plain):
-            return copy(value)
-    raise _UnknownValueError(type(value).__qualname__)

@@ -64,6 +64,7 @@ class Spike:
         score: Distance from the baseline in robust scales; None under `median` and for non-finite values.
         row: The row that leads the peak step's row table; None where it was not looked up or no rows are known.
         row_share: That row's share of the step's loss, 0..1; None likewise, and where the step's rows have no shares.
+        segment: Which of several runs in one file it is in, from 1; None for a log of one run.
         blame: Which rows are named as its cause: those of the peak step; of a gradient norm that jumped, those of its
             first step. None where the rows were not looked up or none are known.
     """
@@ -82,6 +83,7 @@ class Spike:
     score: float | None
     row: int | None = None
     row_share: float | None = None
+    segment: int | None = None
     blame: Blame | None = None
 
     @property
@@ -109,6 +111,7 @@ class Spike:
             "score": json_number(self.score),
             "row": self.row,
             "row_share": json_number(self.row_share),
+            "segment": self.segment,
         }
 
 
@@ -128,6 +131,8 @@ class RowShare:
         repetition: How repetitive its data is, 0..1; None without the data.
         rank: Rank that trained on it; the lowest, if several did.
         preview: Its text, sanitised; None without the data.
+        name: The user's own id of it; None where the log holds none.
+        table_row: Its row in the table that the dataset is a selection of; None where it is none, or nobody knows.
     """
 
     row: int
@@ -139,6 +144,8 @@ class RowShare:
     repetition: float | None = None
     rank: int = 0
     preview: str | None = None
+    name: str | None = None
+    table_row: int | None = None
 
     @property
     def finite(self) -> bool:
@@ -157,6 +164,8 @@ class RowShare:
             "repetition": json_number(self.repetition),
             "rank": self.rank,
             "preview": self.preview,
+            "name": self.name,
+            "table_row": self.table_row,
         }
 
 

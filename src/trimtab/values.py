@@ -110,6 +110,24 @@ class MicroBatch(NamedTuple):
     packed: bool = False
 
 
+class RowIds(NamedTuple):
+    """What rows are beside their number, handed to the recorder once a row; the log keeps it in its `ids` table.
+
+    All parts are parallel; one that nobody knows is None.
+
+    Attributes:
+        rows: (N,) int64 dataset row numbers.
+        table_rows: (N,) int64, of a dataset that is a selection: the rows of the table underneath.
+        digests: (N,) int64, `trimtab.spelling.row_digest` of the rows' content: how a row of a stream is known again.
+        names: (N,) strings, the user's own ids.
+    """
+
+    rows: Any
+    table_rows: Any = None
+    digests: Any = None
+    names: Any = None
+
+
 class StepRow(NamedTuple):
     """One optimizer step as the training side knows it. Floats may be 0-d arrays or tensors: the writer converts them.
 

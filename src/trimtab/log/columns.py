@@ -147,5 +147,29 @@ class StepColumns(NamedTuple):
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+class IdColumns(NamedTuple):
+    """What the rows of a run are beside their number; a row that was handed over twice stands once, the last counts.
+
+    Attributes:
+        row: (N,) int64 dataset row number, ascending.
+        table_row: (N,) int64 row of the table underneath; -1 where nobody knows.
+        digest: (N,) int64 `trimtab.spelling.row_digest` of the content.
+        has_digest: (N,) bool, whether there is one.
+        name: (N,) object, the user's own id, a str; None where there is none.
+    """
+
+    row: NDArray[np.int64]
+    table_row: NDArray[np.int64]
+    digest: NDArray[np.int64]
+    has_digest: NDArray[np.bool_]
+    name: NDArray[np.object_]
+
+    @classmethod
+    def empty(cls) -> IdColumns:
+        """No rows."""
+        whole = np.empty(0, np.int64)
+        return cls(whole, whole, whole, np.empty(0, np.bool_), np.empty(0, np.object_))
+
+
 def _no_records(fields: Iterable[str]) -> list[NDArray[Any]]:
     return [np.empty(0, _DTYPES[name]) for name in fields]

@@ -13,7 +13,7 @@ from typing import Final
 
 from trimtab.errors import LogError
 from trimtab.log import folder, foreign, table
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.frames import MAGIC
 from trimtab.log.run_source import RunSource
 from trimtab.log.source import Source
@@ -77,6 +77,14 @@ class Log:
     def event_list(self) -> list[Event]:
         """All events, by time."""
         return self._source.event_list()
+
+    def id_columns(self) -> IdColumns:
+        """What the rows are beside their number."""
+        return self._source.id_columns()
+
+    def restarts(self) -> tuple[int, ...]:
+        """Attempts that are runs of their own in one file."""
+        return self._source.restarts()
 
     def steps(self) -> table.Table:
         """One line a step and attempt, ranks put together (FORMAT.md, "Tables")."""

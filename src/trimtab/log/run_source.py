@@ -15,7 +15,7 @@ import numpy as np
 from trimtab.errors import LogError
 from trimtab.log import folder
 from trimtab.log.blocks import MicroColumns, decode_events, decode_rows, decode_steps
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, FrameHeader, inflate
 from trimtab.log.planes import BadBlockError
 from trimtab.log.scan import Journal
@@ -125,6 +125,14 @@ class RunSource:
             for _, events in _decoded(journal, journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
                 found += events
         return sorted(found, key=lambda event: event.time)
+
+    def id_columns(self) -> IdColumns:
+        """None: a log of this format knows rows by number alone."""
+        return IdColumns.empty()
+
+    def restarts(self) -> tuple[int, ...]:
+        """None: an attempt continues the run before it."""
+        return ()
 
     def _settle_header(self, header: RunHeader | None) -> RunHeader:
         if header is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.values import Event, RunHeader
 
 
@@ -58,3 +58,9 @@ class Source(Protocol):
 
     def event_list(self) -> list[Event]:
         """All events, by time. Raises `LogError` as `row_blocks` does."""
+
+    def id_columns(self) -> IdColumns:
+        """What the rows are beside their number. Raises `LogError` as `row_blocks` does."""
+
+    def restarts(self) -> tuple[int, ...]:
+        """Attempts that are runs of their own in one file: their steps begin anew, and supersede none before them."""

@@ -35,9 +35,19 @@ def test_the_document_has_the_keys_of_the_schema(make_findings):
     assert {"step", "first", "last", "num_steps", "kind", "signal", "severity", "rule", "value", "loss"} <= set(
         document["spikes"][0]
     )
-    assert {"row", "count", "loss", "tokens", "share", "excess", "repetition", "rank", "preview"} == set(
-        document["rows"][0]
-    )
+    assert list(document["rows"][0]) == [
+        "row",
+        "count",
+        "loss",
+        "tokens",
+        "share",
+        "excess",
+        "repetition",
+        "rank",
+        "preview",
+        "name",
+        "table_row",
+    ]
 
 
 @pytest.mark.parametrize(("value", "spelled"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])

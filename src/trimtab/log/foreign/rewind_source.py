@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.errors import LogError
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.foreign.attempts import AttemptCounter
 from trimtab.log.foreign.line_blocks import MAX_LINE_BYTES, Lines, line_blocks
 from trimtab.log.foreign.parked import ParkedRows
@@ -140,6 +140,14 @@ class RewindSource:
     def event_list(self) -> list[Event]:
         """No events: the format has none."""
         return []
+
+    def id_columns(self) -> IdColumns:
+        """None: a log of this format knows rows by number alone."""
+        return IdColumns.empty()
+
+    def restarts(self) -> tuple[int, ...]:
+        """None: an attempt continues the run before it."""
+        return ()
 
 
 class _Records(NamedTuple):
