@@ -1,6 +1,6 @@
 """What a person waits for: `trimtab --help`, and `trimtab rewind` on a small run, beside a bare interpreter.
 
-    python benchmarks/command_line.py [--json FILE]
+    python benchmarks/command_line.py [--repeats N] [--json FILE]
 
 The commands take turns, so that a busy moment of the machine falls on all of them; medians of wall and CPU seconds.
 Must: --help within 3 x `python -c pass` + 0.06 s; rewind on 360 steps of 8 rows within 0.6 s.
@@ -25,7 +25,6 @@ from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
-REPEATS = 21
 NUM_STEPS = 360
 ROWS = 8
 TRIMTAB = str(Path(sys.executable).with_name("trimtab"))
@@ -56,6 +55,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=21, help="turns of each command (21)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +69,7 @@ def main() -> None:
         for command in commands.values():
             measure(command)
         taken = {name: [] for name in commands}
-        for _ in range(REPEATS):
+        for _ in range(arguments.repeats):
             for name, command in commands.items():
                 taken[name].append(measure(command))
     figures = {
@@ -77,7 +77,7 @@ def main() -> None:
         for name, times in taken.items()
     }
     print(f"trimtab {trimtab.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-          f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {REPEATS}")  # fmt: skip
+          f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {arguments.repeats}")  # fmt: skip
     for name, figure in figures.items():
         print(f"{name:16} wall {figure['wall_s']:.3f} s   CPU {figure['cpu_s']:.3f} s")
     bound = 3 * figures["python -c pass"]["wall_s"] + 0.06

@@ -1,6 +1,6 @@
 """What recording costs: bytes a row record, and microseconds a micro-batch on either side of the queue.
 
-    python benchmarks/journal.py [--json FILE]
+    python benchmarks/journal.py [--micros N] [--repeats N] [--json FILE]
 
 Micro-batches of 8 rows: random row ids below a million, random float32 losses, 50 to 300 tokens. Medians of several
 repeats; CPU time of the thread that does the work, and wall time beside it, because other work on the machine adds to
@@ -33,13 +33,11 @@ from trimtab.log.records import row_blocks, step_blocks
 from trimtab.recorder import Recorder
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
-NUM_MICROS = 20_480
 ROWS_PER_MICRO = 8
 BLOCK = 256
-REPEATS = 9
 
 
-def make_micros(accumulation: int) -> list[MicroBatch]:
+def make_micros(accumulation: int, num_micros: int) -> list[MicroBatch]:
     rng = np.random.default_rng(0)
     return [
         MicroBatch(
@@ -50,7 +48,7 @@ def make_micros(accumulation: int) -> list[MicroBatch]:
             rng.integers(50, 301, ROWS_PER_MICRO),
             reason=7,
         )
-        for place in range(NUM_MICROS)
+        for place in range(num_micros)
     ]
 
 
@@ -163,29 +161,33 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--micros", type=int, default=20_480, help="micro-batches, a multiple of 1,024 (20480)")
+    parser.add_argument("--repeats", type=int, default=9, help="repeats of each measurement (9)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers as JSON")
     arguments = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for accumulation in (4, 1):
-            micros = make_micros(accumulation)
-            steps = make_steps(NUM_MICROS // accumulation)
+            micros = make_micros(accumulation, arguments.micros)
+            steps = make_steps(arguments.micros // accumulation)
             for name, with_steps in (("rows", []), ("rows and steps", steps)):
-                found = [measure_write(Path(scratch), micros, with_steps) for _ in range(REPEATS)]
+                found = [measure_write(Path(scratch), micros, with_steps) for _ in range(arguments.repeats)]
                 title = f"{name}, accumulation {accumulation}"
                 results[f"bytes a row record: {title}"] = spread([size for size, _, _ in found])
                 results[f"encode and write, CPU us a micro-batch: {title}"] = spread([cpu for _, cpu, _ in found])
                 results[f"encode and write, wall us a micro-batch: {title}"] = spread([wall for _, _, wall in found])
-        micros = make_micros(4)
+        micros = make_micros(4, arguments.micros)
         for name, pack in COMPRESSIONS.items():
-            packed = [measure_compression(micros, pack) for _ in range(REPEATS)]
+            packed = [measure_compression(micros, pack) for _ in range(arguments.repeats)]
             results[f"payload bytes a row record: {name}"] = spread([size for size, _ in packed])
             results[f"payload, CPU us a micro-batch: {name}"] = spread([cpu for _, cpu in packed])
         for name, pause_s in (("without a pause", 0.0), ("1 ms pause after 64", 0.001)):
             puts = [measure_put(Path(scratch), micros, pause_s=pause_s) for _ in range(3)]
             results[f"put, CPU us: {name}"] = spread([cpu for cpu, _ in puts])
             results[f"put, wall us: {name}"] = spread([wall for _, wall in puts])
-        results["read, wall s a million row records"] = spread([measure_read(Path(scratch)) for _ in range(REPEATS)])
+        results["read, wall s a million row records"] = spread(
+            [measure_read(Path(scratch)) for _ in range(arguments.repeats)]
+        )
 
     machine = {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",

@@ -189,6 +189,7 @@ class Findings:
         row_losses_known: False where the rows of `step` were recorded without what each of them cost.
         blame: Which rows of `step` are named as the cause of a finding; None where no rows are known.
         num_ranks: Ranks that the run had.
+        preview_withheld: Why the rows have no preview, a clause; None where they have, or none was asked for.
     """
 
     run_id: str | None
@@ -206,6 +207,7 @@ class Findings:
     row_losses_known: bool = True
     blame: Blame | None = None
     num_ranks: int = 1
+    preview_withheld: str | None = None
 
     @property
     def first_row_is_cause(self) -> bool:
@@ -226,6 +228,7 @@ class Findings:
             "spikes_left_out": self.spikes_left_out,
             "rows": [row.to_dict() for row in self.rows],
             "rows_left_out": self.rows_left_out,
+            "preview_withheld": self.preview_withheld,
             "notices": list(self.notices),
         }
 

@@ -55,8 +55,10 @@ class RegisteredRun:
     experiment: str | None
 
 
-def data_folder(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+def data_folder(environ: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
     """`$TRIMTAB_HOME`, else the platform's folder for application data with `trimtab` below it."""
+    # Asked for at each call: `Dataset.map(num_proc=...)` puts another object into `os.environ`.
+    environ = os.environ if environ is None else environ
     if environ.get("TRIMTAB_HOME"):
         return Path(environ["TRIMTAB_HOME"])
     home = Path("~").expanduser()

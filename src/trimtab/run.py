@@ -4,6 +4,7 @@ An adapter (the public `Run` of a loop of one's own, the Hugging Face integratio
 these verbs, in this order:
 
     judge -> record_micro_batch      once a micro-batch
+    record_row_ids                   once a row, or as often as it comes
     drop_reason -> end_step          once an optimizer step
     evaluation, event                whenever
     close                            at the end
@@ -32,7 +33,17 @@ from trimtab.recorder import Recorder, reason_of
 from trimtab.registry import register
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
-from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RunHeader, StepReason, StepRow, Verdict
+from trimtab.values import (
+    STEP_REASONS,
+    VERDICT_REASONS,
+    Event,
+    MicroBatch,
+    RowIds,
+    RunHeader,
+    StepReason,
+    StepRow,
+    Verdict,
+)
 
 STATE_VERSION = 1
 SKIPS_SAID = 20
@@ -189,6 +200,11 @@ class RunCore:
         reason, keep = (0, True) if verdict is None else (_REASON_CODE[verdict.reason], verdict.keep)
         self._put(MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed))
 
+    def record_row_ids(self, ids: RowIds) -> None:
+        """Hands what rows are beside their number to the recorder; once a row is enough. Never raises or waits."""
+        if self._record:
+            self._put(ids)
+
     def drop_reason(self) -> StepReason | None:
         """Why the window that is complete must not be stepped; None if it may. Always None without a guard."""
         if self.guard is None or self.window.num_kept_tokens > 0:
@@ -339,7 +355,7 @@ class RunCore:
 
     # The recorder.
 
-    def _put(self, item: MicroBatch | StepRow | Event) -> None:
+    def _put(self, item: MicroBatch | RowIds | StepRow | Event) -> None:
         if not self._opened:
             self._open()
         if self._recorder is not None:

@@ -6,6 +6,8 @@ equal values give equal bytes, and no code of the value's own class runs.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import hashlib
 import struct
 import sys
@@ -23,14 +25,15 @@ _VALUE_COST: Final = 512
 _NUMBER_COST: Final = 64
 """Likewise for one number of a list of numbers of one type: 0.07 us."""
 
-_INT64: Final = range(-(1 << 63), 1 << 63)
-
 _DIGEST_BUDGET: Final = 1 << 26
 """What hashing one row may spend: a larger one has no digest."""
 
 
 def row_digest(row: object) -> int | None:
-    """The first 8 bytes of the SHA-256 of a row's spelling, as a little-endian int64; None where it has no spelling."""
+    """The first 8 bytes of the SHA-256 of a row's spelling, as a little-endian int64; None where it has no spelling.
+
+    Costs 5 us, and 25 ns for each number of a list; 4,096 token ids are 0.1 ms, as an array 0.03 ms.
+    """
     try:
         spelled = Speller(_DIGEST_BUDGET).spell(row)
     except (UnknownValueError, TooCostlyError, RecursionError):
@@ -47,10 +50,17 @@ class TooCostlyError(Exception):
 
 
 class Speller:
-    """Spells values canonically, a type letter first, lengths before contents, little-endian, within a budget."""
+    """Spells values canonically, a type letter first, lengths before contents, little-endian, within a budget.
 
-    def __init__(self, budget: int) -> None:
+    Args:
+        budget: What may be spent: 1 for each byte, and what a value costs in the same time.
+        number_cost: What a number of a list of numbers costs; 0 where some come as arrays, at no cost each, and what
+            is spent must depend on the values alone.
+    """
+
+    def __init__(self, budget: int, *, number_cost: int = _NUMBER_COST) -> None:
         self._left = budget
+        self._number_cost = number_cost
         self._parts: list[bytes] = []
 
     def spell(self, value: Any) -> bytes:
@@ -84,28 +94,43 @@ class Speller:
             self._add_mapping(value)
         elif kind is bytes or kind is bytearray:
             self._add_sized(b"b", bytes(value))
+        elif kind is array:
+            self._add_numbers(value)
         elif hasattr(kind, "__array__"):
             self._add_array(value)
         else:
-            self._add(_as_plain(value))
+            self._add_other(value)
+
+    def _add_other(self, value: Any) -> None:
+        for kind, spell in _AS_TEXT.items():
+            if isinstance(value, kind):
+                self._add_sized(b"t", spell(value).encode())
+                return
+        self._add(_as_plain(value))
 
     def _add_sized(self, letter: bytes, content: bytes) -> None:
         self._spend(len(content))
         self._parts.append(letter + struct.pack("<Q", len(content)) + content)
 
     def _add_sequence(self, values: list[Any] | tuple[Any, ...]) -> None:
-        self._spend(_NUMBER_COST * len(values))
+        self._spend(self._number_cost * len(values))
         # Token ids are nearly all of a row's content: in one piece they cost a tenth. Which spelling is used depends
         # on the values alone, so equal rows stay equal.
-        kinds = set(map(type, values))
-        if kinds == {int} and min(values) in _INT64 and max(values) in _INT64:
-            self._add_sized(b"q", _little_endian(array("q", values)))
-        elif kinds == {float}:
-            self._add_sized(b"d", _little_endian(array("d", values)))
+        number_kind = _number_kind(values)
+        packed = _packed(values, number_kind) if number_kind else None
+        if packed is not None:
+            self._add_sized(number_kind.encode(), packed)
         else:
             self._parts.append(b"l" + struct.pack("<Q", len(values)))
             for value in values:
                 self._add(value)
+
+    def _add_numbers(self, numbers: array[Any]) -> None:
+        """An array of the standard library is spelled as the list of its numbers: int64 or float64 at no cost each."""
+        if numbers and numbers.typecode in "qd":
+            self._add_sized(numbers.typecode.encode(), _little_endian(numbers[:]))
+        else:
+            self._add_sequence(numbers.tolist())
 
     def _add_mapping(self, mapping: dict[Any, Any]) -> None:
         self._parts.append(b"m" + struct.pack("<Q", len(mapping)))
@@ -131,11 +156,37 @@ class Speller:
         self._parts.append(hashlib.sha256(content).digest())
 
 
+def _number_kind(values: list[Any] | tuple[Any, ...]) -> str:
+    """The letter "q" for nothing but int, "d" for nothing but float, else ""."""
+    kinds = list(map(type, values))  # counting in this costs half of what a set of it does
+    for kind, letter in ((int, "q"), (float, "d")):
+        if kinds and kinds[0] is kind:
+            return letter if kinds.count(kind) == len(kinds) else ""
+    return ""
+
+
+def _packed(numbers: list[Any] | tuple[Any, ...], number_kind: str) -> bytes | None:
+    """Numbers as bytes, at half the cost of an array; None if an integer needs more than 64 bits."""
+    try:
+        return struct.pack(f"<{len(numbers)}{number_kind}", *numbers)
+    except struct.error:
+        return None
+
+
 def _little_endian(numbers: array[Any]) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tobytes()
 
+
+_AS_TEXT: Final[dict[type, Callable[[Any], str]]] = {
+    datetime.datetime: datetime.datetime.isoformat,
+    datetime.date: datetime.date.isoformat,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: datetime.timedelta.__str__,
+    decimal.Decimal: decimal.Decimal.__str__,
+}
+"""Columns of a table hold these; the order matters, a datetime being a date."""
 
 _PLAIN_COPIES: Final[dict[type, Callable[[Any], Any]]] = {
     dict: lambda value: dict(dict.items(value)),

@@ -64,6 +64,9 @@ class RunHeader:
         out: The folder the user named.
         experiment: An experiment name under `out`, where the host has one.
         trimtab_version: Version that wrote the log.
+        dataset_files: Files of the table that the dataset's rows lie in, absolute; none where they were in memory only.
+        dataset_index_files: Files that say which row of the table each row is; none where rows are the table's.
+        dataset_columns: Columns that the rows have; none where no file is named.
     """
 
     run_id: str | None
@@ -79,6 +82,9 @@ class RunHeader:
     out: str | None = None
     experiment: str | None = None
     trimtab_version: str = ""
+    dataset_files: tuple[str, ...] = ()
+    dataset_index_files: tuple[str, ...] = ()
+    dataset_columns: tuple[str, ...] = ()
 
 
 class MicroBatch(NamedTuple):
@@ -113,13 +119,16 @@ class MicroBatch(NamedTuple):
 class RowIds(NamedTuple):
     """What rows are beside their number, handed to the recorder once a row; the log keeps it in its `ids` table.
 
-    All parts are parallel; one that nobody knows is None.
+    All parts are parallel and one-dimensional; one that nobody knows is None. As in a `MicroBatch` each is an array or
+    something that `numpy.asarray` turns into one when the writer asks, and not earlier: looking an id up takes time
+    that a training step does not have. There may be no rows at all, of a micro-batch whose rows are all known already.
 
     Attributes:
         rows: (N,) int64 dataset row numbers.
         table_rows: (N,) int64, of a dataset that is a selection: the rows of the table underneath.
-        digests: (N,) int64, `trimtab.spelling.row_digest` of the rows' content: how a row of a stream is known again.
-        names: (N,) strings, the user's own ids.
+        digests: (N,) int64, `trimtab.spelling.row_digest` of the rows' content: how a row of a stream is known again;
+            0 where there is none, or where the number has stood for rows of different content.
+        names: (N,) objects, the user's own ids, str; None where a row has none.
     """
 
     rows: Any

@@ -81,6 +81,13 @@ def check_a_guarded_demo(tmp_path: Path, seed: int) -> None:
     for skip in result["skipped"]:
         assert f"Guard skipped micro-batch {skip['micro']} of step {skip['step']}:" in done.stdout
 
+    # And the rows it left are those that were trained on, and the repeated one stands out by its text.
+    ((step, row, _),) = planted_of(out, "repeated")
+    asked = rewind(run_folder, "--step", str(step), "--data", str(out / "rows.jsonl"), cwd=tmp_path)
+    repetition = {entry["row"]: entry["repetition"] for entry in asked["rows"]}
+    assert all(entry["preview"] for entry in asked["rows"])
+    assert repetition.pop(row) > 0.8 > 0.4 > max(repetition.values())
+
     # And the report is what rewind says of the log.
     assert report == rewind(run_folder, cwd=tmp_path)
     assert result["report"] == report

@@ -53,6 +53,9 @@ RECORD = textwrap.dedent("""
             os.write(1, step.to_bytes(8, "little"))
 """)
 
+# The same with journals that are closed and sealed several times a second.
+SEAL = RECORD.replace("flush_interval_s=0.01", "flush_interval_s=0.01, seal_bytes=30_000")
+
 
 def kill_while_writing(script: str, folder: Path, *, attempt: int, delay_s: float) -> int:
     """Runs the script, kills it so long after its first acknowledgement, and returns the last one's number."""
@@ -73,11 +76,11 @@ def kill_while_writing(script: str, folder: Path, *, attempt: int, delay_s: floa
     return int.from_bytes(received[whole - 8 : whole], "little")
 
 
-def check_killed(script: str, folder: Path, *, num_kills: int, seed: int) -> None:
+def check_killed(script: str, folder: Path, *, num_kills: int, seed: int, longest_s: float = 0.1) -> None:
     rng = random.Random(seed)
     # Every kill's successor appends to the same journal, torn tail or not.
     acknowledged = [
-        kill_while_writing(script, folder, attempt=attempt, delay_s=rng.random() * 0.1)
+        kill_while_writing(script, folder, attempt=attempt, delay_s=rng.random() * longest_s)
         for attempt in range(1, num_kills + 1)
     ]
 
@@ -112,3 +115,40 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(folder: Path, script
 @pytest.mark.parametrize("script", [WRITE_FRAMES, RECORD], ids=["journal", "recorder"])
 def test_a_writer_killed_fifty_times_loses_nothing_that_it_acknowledged(folder: Path, script: str) -> None:
     check_killed(script, folder, num_kills=50, seed=2)
+
+
+@pytest.mark.long
+def test_a_writer_killed_while_it_closes_and_seals_loses_and_doubles_nothing(folder: Path) -> None:
+    check_killed(SEAL, folder, num_kills=40, seed=3, longest_s=0.6)
+
+    assert len(list((folder / "segments").glob("rank-00000.*"))) > 20
+
+
+@pytest.mark.long
+def test_a_run_that_closes_and_seals_is_read_at_any_moment_without_a_hole_or_a_double(folder: Path) -> None:
+    # given a run that seals several times a second
+    child = subprocess.Popen([sys.executable, "-c", SEAL, folder, "1"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    acknowledged = int.from_bytes(os.read(child.stdout.fileno(), 8), "little")
+    num_segments = set()
+
+    # when it is read again and again
+    deadline = time.monotonic() + 10
+    try:
+        while time.monotonic() < deadline:
+            received = os.read(child.stdout.fileno(), 1 << 16)
+            whole = len(received) - len(received) % 8
+            acknowledged = int.from_bytes(received[whole - 8 : whole], "little")
+            log = open_log(folder)
+            steps = [step for block in log.row_blocks() for step in block.step.tolist()]
+            num_segments.add(len(list((folder / "segments").glob("rank-00000.??????"))))
+
+            # then each time it stands there from its start to its end, once, with all that was acknowledged
+            assert steps == [step for step in range(1, steps[-1] + 1) for _ in range(step % 300)]
+            assert steps[-1] >= acknowledged - (acknowledged % 300 == 0)
+            assert all("cut off" in line for line in log.notices())  # the write that is going on
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert len(num_segments) > 5

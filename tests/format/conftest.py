@@ -10,7 +10,8 @@ from trimtab.log import records
 from trimtab.log.folder import RunFolder, create_run
 from trimtab.log.frames import KIND_ATTEMPT, Block
 from trimtab.log.header import dump_header
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
 HEADER = RunHeader(run_id="a", backend="torch", created=1.7e9, trimtab_version="0.1.0")

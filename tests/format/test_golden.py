@@ -146,6 +146,118 @@ def test_both_codecs_are_in_the_golden_journal() -> None:
     assert {data[place + 6] for place in places} == {0, 1}
 
 
+# ------------------------------------------------------------------------------------------- sealed and closed parts
+
+
+SEALED = GOLDEN / "version-1-sealed"
+PARTS = [(0, 1, 1, 3), (0, 1, 4, 5), (0, 2, 5, 6), (1, 1, 1, 5)]  # rank, attempt, first and last step, in order
+
+
+def bits(loss: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", loss))[0]
+
+
+def sealed_rows(rank: int, attempt: int, first: int, last: int) -> list[tuple]:
+    """Attempt, step, rank, row, bits of the loss sum, tokens, keep, as they were put."""
+    rows = []
+    for step in range(first, last + 1):
+        losses = [bits(step / 4), bits(rank + 0.5), bits(0.0)]
+        if step == 2:
+            losses = [0x7FC00000, 0xFFC00000, 0x7F800000]
+        entries = zip((step * 10 + rank, step * 10 + rank + 2, -step), losses, (10 + step, 20, 5), strict=True)
+        rows += [(attempt, step, rank, row, loss, tokens, step != 2) for row, loss, tokens in entries]
+    return rows
+
+
+def test_sealed_and_closed_parts_of_version_1_are_read() -> None:
+    log = open_log(SEALED)
+
+    found = [
+        (attempt, step, rank, row, loss, tokens, keep)
+        for block in log.row_blocks()
+        for attempt, step, rank, row, loss, tokens, keep in zip(
+            *(c.tolist() for c in (block.attempt, block.step, block.rank, block.row)),
+            block.loss_sum.view("uint32").tolist(),
+            *(c.tolist() for c in (block.num_tokens, block.keep)),
+            strict=True,
+        )
+    ]
+    assert found == [row for part in PARTS for row in sealed_rows(*part)]
+    assert [(block.micro.tolist(), set(block.reason.tolist())) for block in log.row_blocks()][2] == ([0] * 6, {7})
+    assert (log.header.run_id, log.header.world_size, log.notices()) == ("golden-1-sealed", 2, [])
+
+    steps = log.step_columns()
+    expected = [(attempt, rank, step) for rank, attempt, first, last in PARTS for step in range(first, last + 1)]
+    assert list(zip(steps.attempt.tolist(), steps.rank.tolist(), steps.step.tolist(), strict=True)) == expected
+    for place, (_, _, step) in enumerate(expected):
+        assert steps.loss[place] == step / 2
+        assert steps.has_grad_norm[place] == (step != 1)
+        assert math.isnan(steps.grad_norm[place]) if step < 3 else steps.grad_norm[place] == step / 8
+        assert (steps.lr[place], steps.has_lr[place]) == (1e-3 * step, True)
+        assert steps.clipped[place] == (1 if step == 3 else -1)
+        assert math.isnan(steps.loss_scale[place]) if step < 3 else steps.loss_scale[place] == 65536.0
+        assert math.isnan(steps.wall_s[place]) if step == 1 else steps.wall_s[place] == 0.25
+        assert steps.num_tokens[place] == (-1 if step == 1 else 35 + step)
+
+    assert [(event.step, event.time, event.facts) for event in log.event_list()] == [
+        (3, 1764450003.0, {"loss": "nan", "rank": 0}),
+        (5, 1764450005.0, {"loss": "nan", "rank": 0}),
+        (5, 1764450005.125, {"loss": "nan", "rank": 1}),
+        (6, 1764450006.0, {"loss": "nan", "rank": 0}),
+    ]
+    ids = log.id_columns()
+    assert ids.row.tolist() == [10, 11, 12, 13, 40, 42, 50, 52]
+    assert ids.table_row.tolist() == [5, 5, -1, -1, 5, -1, 5, -1]
+    assert ids.has_digest.tolist() == [False, False, True, True, False, True, False, True]
+    assert set(ids.digest[ids.has_digest].tolist()) == {-(2**63)}
+    assert ids.name.tolist() == ["row 1", "row 1", *["n\u00e9\x00"] * 2, "row 4", "n\u00e9\x00", "row 5", "n\u00e9\x00"]
+
+
+@pytest.mark.parametrize(("rank", "first", "last"), [(0, 1, 3), (1, 1, 5)])
+def test_another_reader_of_parquet_and_the_format_page_find_the_same_in_a_segment(
+    rank: int, first: int, last: int
+) -> None:
+    import pyarrow.parquet
+
+    segment = SEALED / "segments" / f"rank-0000{rank}.000001"
+    text = (segment / "segment.json").read_bytes()
+    info = json.loads(text)
+
+    # segment.json: its first line is the checksum of all others; each file is groups, and a rest
+    assert int(info["crc32"], 16) == zlib.crc32(text.partition(b"\n")[2])
+    assert (info["version"], info["rank"], info["number"], info["run_id"]) == (1, rank, 1, "golden-1-sealed")
+    for name, file in info["files"].items():
+        data, rest, place = (segment / name).read_bytes(), b"", 0
+        assert len(data) == file["size_bytes"]
+        for group in file["groups"]:
+            rest += data[place : group["offset"]]
+            place = group["offset"] + group["size_bytes"]
+            assert zlib.crc32(data[group["offset"] : place]) == group["crc"]
+        assert zlib.crc32(rest + data[place:]) == file["rest_crc"]
+
+    # rows: a NaN whose bits are not the usual ones has them beside
+    rows = pyarrow.parquet.read_table(segment / "rows.parquet").to_pylist()
+    assert [
+        (
+            row["attempt"], row["step"], row["rank"], row["row"],
+            bits(row["loss_sum"]) if row["loss_sum_nan"] is None else row["loss_sum_nan"] % 2**32,
+            row["num_tokens"], row["keep"],
+        )
+        for row in rows
+    ] == sealed_rows(rank, 1, first, last)  # fmt: skip
+    assert [row["verdict"] for row in rows[:4]] == ["normal"] * 3 + ["nonfinite"]
+    assert [row["finite"] for row in rows[:6]] == [True] * 3 + [False] * 3
+    steps = pyarrow.parquet.read_table(segment / "steps.parquet").to_pylist()
+    assert [step["grad_norm"] is None for step in steps[:3]] == [True, False, False]
+    assert [step["num_tokens"] for step in steps[:3]] == [None, 37, 38]
+    names = pyarrow.parquet.read_table(segment / "ids.parquet").to_pylist()
+    assert [(entry["table_row"], entry["digest"], entry["name"]) for entry in names] == [
+        (5, None, "row 1"), (None, -(2**63), "n\u00e9\x00"),
+    ]  # fmt: skip
+    (event,) = map(json.loads, (segment / "events.jsonl").read_text().splitlines())
+    assert (event["attempt"], event["kind"], event["facts"]) == (1, "evaluation", {"loss": "nan", "rank": rank})
+
+
 @pytest.mark.parametrize(
     "folder", sorted(path for path in GOLDEN.iterdir() if path.is_dir()), ids=lambda path: path.name
 )

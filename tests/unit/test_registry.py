@@ -107,6 +107,12 @@ def test_the_list_lies_where_the_platform_keeps_such_things(environ: dict, platf
     assert registry.data_folder(environ, platform) == Path(expected).expanduser()
 
 
+def test_the_environment_is_the_one_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given: another object in its place, as `Dataset.map(num_proc=...)` leaves it
+    monkeypatch.setattr("os.environ", {**os.environ, "TRIMTAB_HOME": "/moved"})
+    assert registry.data_folder() == Path("/moved")
+
+
 @pytest.mark.parametrize("content", [b"no database at all" * 100, bytes(8192), b"SQLite format 3\x00" + b"\xff" * 4096])
 def test_a_damaged_list_is_moved_aside_and_begun_anew(trimtab_home: Path, content: bytes) -> None:
     (trimtab_home / "runs.sqlite").write_bytes(content)

@@ -17,7 +17,7 @@ from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.log.reader import Log, open_log
 from trimtab.run import RunCore, switched_off
-from trimtab.values import VERDICT_REASONS, RunHeader
+from trimtab.values import VERDICT_REASONS, RowIds, RunHeader
 
 HEADER = RunHeader(run_id=None, backend="torch")
 
@@ -131,13 +131,13 @@ def test_a_run_whose_folder_was_copied_under_another_name_is_not_continued_in_va
 ) -> None:
     train(RunCore(HEADER, out=tmp_path, run_id="p"))
     shutil.copytree(tmp_path / "trimtab" / "p", tmp_path / "trimtab" / "q")
-    size = (tmp_path / "trimtab" / "q" / "rank-00000.journal").stat().st_size
+    files = sorted((tmp_path / "trimtab" / "q").rglob("*"))
 
     train(RunCore(HEADER, out=tmp_path, run_id="q"))
 
     (line,) = off_lines(said())
     assert "names the run 'p', and the folder is 'q'" in line
-    assert (tmp_path / "trimtab" / "q" / "rank-00000.journal").stat().st_size == size
+    assert sorted((tmp_path / "trimtab" / "q").rglob("*")) == files
 
 
 def test_a_read_only_folder_turns_the_recorder_off_with_one_line(
@@ -314,6 +314,17 @@ def test_micro_batches_are_counted_within_their_step_and_nothing_is_made_before_
 
     # then
     assert rows_in(recorded(core)) == [(1, 0, 50), (1, 1, 51), (2, 0, 52)]
+
+
+def test_ids_of_rows_are_recorded_and_without_a_recorder_they_are_nothing(tmp_path: Path) -> None:
+    core = RunCore(HEADER, out=tmp_path)
+    core.record_row_ids(RowIds(np.array([7, 5]), names=["doc-7", None]))
+    core.close()
+    core.record_row_ids(RowIds(np.array([9])))
+    RunCore(HEADER, record=False).record_row_ids(RowIds(np.array([9])))
+
+    ids = recorded(core).id_columns()
+    assert (ids.row.tolist(), ids.name.tolist()) == ([5, 7], [None, "doc-7"])
 
 
 def test_what_comes_after_close_is_not_recorded_and_fails_nothing(tmp_path: Path) -> None:

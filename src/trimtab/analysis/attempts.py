@@ -1,6 +1,6 @@
-"""Steps of a log become one series: of what was trained twice, the later attempt counts.
+"""Steps of a log become one series a run: of what was trained twice, the later attempt counts.
 
-    log.steps.step_sums, step_lines -> superseded attempts left out -> StepSeries
+    log.steps.step_sums, step_lines -> runs of their own -> superseded attempts left out -> StepSeries
 
 Invariant: each step of the result comes from exactly one attempt, the last one that reached it: whose first step is
 not after it, and whose last is not before it. So an attempt that has only just begun hides nothing further on: not the
@@ -22,14 +22,14 @@ from trimtab.log.steps import StepLines, step_lines, step_sums
 
 
 class StepReading(NamedTuple):
-    """What one pass over a log gives.
+    """What one pass over a log gives of one run.
 
     Attributes:
         series: The steps that count.
         num_superseded: Steps left out because a later attempt of the run went over them again.
         first_superseded: First of them; None if there are none.
         last_superseded: Last of them; None likewise.
-        newest_attempt: The last attempt of the log; 0 for a log without steps.
+        newest_attempt: The last attempt of the run; 0 for a log without steps.
         not_reached: (N,) bool, parallel to the series: steps of an older attempt behind the last of the newest.
     """
 
@@ -41,7 +41,7 @@ class StepReading(NamedTuple):
     not_reached: NDArray[np.bool_]
 
 
-def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> StepReading:
+def read_runs(log: Log, *, progress: Callable[[int], None] | None = None) -> tuple[StepReading, ...]:
     """Reads every row record and step record once and reduces them to steps.
 
     Args:
@@ -49,11 +49,24 @@ def read_steps(log: Log, *, progress: Callable[[int], None] | None = None) -> St
         progress: Called now and then with the bytes read so far.
 
     Returns:
-        The series and what was left out of it; an empty series for a log without steps.
+        For each run in the log, in its order, the series and what was left out of it. One run for a log in which none
+        began anew; its series is empty for a log without steps.
     """
-    lines = step_lines(step_sums(log.row_blocks(progress=progress)), log.step_columns())
+    lines = step_lines(step_sums(log.row_blocks(progress=progress)), log.step_columns(brief=True))
+    # Lines ascend by attempt.
+    edges = np.searchsorted(lines.attempt, np.array(log.restarts(), np.int32)).tolist()
+    bounds = zip([0, *edges], [*edges, lines.step.size], strict=True)
+    parts = [StepLines._make(column[begin:end] for column in lines) for begin, end in bounds if begin < end]
+    return tuple(map(_reading, parts or [lines]))
+
+
+def _reading(lines: StepLines) -> StepReading:
+    """The series of one run."""
     kept = _not_superseded(lines)
-    order = np.flatnonzero(kept)[np.argsort(lines.step[kept], kind="stable")]
+    order: NDArray[np.int64] | slice = slice(None)
+    # Most logs are in order: then their columns are taken over as they are, which saves a copy of each.
+    if not np.all(kept) or np.any(lines.step[1:] < lines.step[:-1]):
+        order = np.flatnonzero(kept)[np.argsort(lines.step[kept], kind="stable")]
     gone = lines.step[~kept]
     step, attempt = lines.step[order], lines.attempt[order]
     # Lines ascend by attempt, and by step inside one.

@@ -15,7 +15,9 @@ from typing import NamedTuple, SupportsIndex
 
 from trimtab.analysis.findings import LEADING_ROWS, check_settings, rewind_log
 from trimtab.analysis.lookup import RecordedRun, find_logs
+from trimtab.analysis.previews import with_all_previews
 from trimtab.analysis.shared import find_shared, num_different
+from trimtab.dataset.opening import open_data
 from trimtab.findings import Comparison
 from trimtab.log.reader import Log, open_log
 
@@ -35,15 +37,17 @@ def compare(
     rule: str = "robust",
     step: SupportsIndex | None = None,
     top: SupportsIndex = 10,
+    data: object | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """`rewind` for several runs, and what is out of line in more than one of them.
 
     Args:
         paths_or_runs: Each as for `rewind`; a folder that holds a `rewind.jsonl` and a `rewind.jsonl.1` is two runs.
-        rule: As for `rewind`, and likewise `step` and `top`, for each run.
+        rule: As for `rewind`, and likewise `step`, `top` and `data`, for each run.
         step: See there.
         top: See there.
+        data: See there.
         progress: Called now and then with the bytes read so far and the size of all logs in bytes.
 
     Returns:
@@ -59,7 +63,10 @@ def compare(
             print(spike.step, spike.rows, spike.runs)
     """
     wanted, num_rows = check_settings(rule=rule, step=step, top=top)
-    return compare_logs(open_logs(paths_or_runs), rule=rule, step=wanted, top=num_rows, progress=progress)
+    rows = open_data(data) if data is not None else None
+    logs = open_logs(paths_or_runs)
+    found = compare_logs(logs, rule=rule, step=wanted, top=num_rows, progress=progress)
+    return with_all_previews(found, logs=[named.log for named in logs], data=rows)
 
 
 def open_logs(names: Sequence[LogName]) -> list[NamedLog]:

@@ -1,16 +1,19 @@
-"""The rows to leave out of the next run, as a file that a trainer reads.
+"""The rows to leave out of the next run, as a document that `attach(exclude=)` reads.
 
-Enters: findings. Leaves: a JSON-ready document: `version` 1, `run_id`, `dataset_fingerprint` of the dataset that the
-row numbers index (null if the run did not compute one), `rows`, each once, those of the worst finding first, and
-`findings`: of each step with a finding the rows it puts into `rows`, and why those or none. Invariant: a row is listed
-if and only if a `Blame` names it, so whatever a headline says to drop is listed.
+Enters: findings, and what their log says of its rows. Leaves: the document of `trimtab.drop_list`: the rows that are
+blamed, those of the worst finding first, and `findings`: of each step with a finding the rows it puts into `rows`, and
+why those or none. Invariant: a row is listed if and only if a `Blame` names it, so whatever a headline says to drop is
+listed.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from trimtab.drop_list import spell_drop_list
 from trimtab.findings import BlameReason, Findings
+from trimtab.log.columns import IdColumns
+from trimtab.values import RunHeader
 
 _REASONS: Final[dict[BlameReason, str]] = {
     "share": "the row carries half of the step's loss or more",
@@ -24,25 +27,28 @@ _REASONS: Final[dict[BlameReason, str]] = {
 }
 
 
-def drop_list(findings: Findings, *, dataset_fingerprint: str | None) -> dict[str, Any]:
+def drop_list(findings: Findings, *, header: RunHeader, ids: IdColumns) -> dict[str, Any]:
     """The document; `rows` is empty where no single row made a finding.
 
     Args:
         findings: What `rewind` found, with the leading row of each finding looked up.
-        dataset_fingerprint: The fingerprint in the log's header.
+        header: That of the log it was found in; says which dataset the numbers index.
+        ids: What the rows of that log are known by.
     """
     blamed = [spike.blame for spike in findings.spikes if spike.blame is not None]
     # A step asked for inside a stretch need not be its peak.
     if findings.blame is not None and findings.blame.rows:
         blamed.append(findings.blame)
     by_step = {blame.step: blame for blame in blamed}
-    return {
-        "version": 1,
-        "run_id": findings.run_id,
-        "dataset_fingerprint": dataset_fingerprint,
-        "rows": list(dict.fromkeys(row for blame in by_step.values() for row in blame.rows)),
-        "findings": [
+    rows = list(dict.fromkeys(row for blame in by_step.values() for row in blame.rows))
+    known = ids.digests_of(rows)
+    return spell_drop_list(
+        {row: known.get(row) for row in rows},
+        run_id=findings.run_id,
+        dataset_fingerprint=header.dataset_fingerprint,
+        num_rows=header.num_rows,
+        findings=[
             {"step": blame.step, "rows": list(blame.rows), "reason": _REASONS[blame.reason]}
             for blame in by_step.values()
         ],
-    }
+    )

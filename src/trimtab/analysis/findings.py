@@ -1,9 +1,9 @@
 """From a log to findings: which steps are out of line, and which rows made them so.
 
-    find_logs -> open_log -> read_steps -> find_spikes -> choose a step -> gather_rows -> Findings
+    find_logs -> open_log -> read_runs -> judge_runs -> choose a step -> gather_rows -> Findings
 
 Enters: a path or run id. Leaves: `Findings`, a plain value that a report draws. Invariant: the log is all that is
-used; no model, no data, no accelerator.
+used; no model, no accelerator, and data only to say what a row that was found reads like.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from trimtab.analysis import remarks
-from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.blame import blame, leads_to
 from trimtab.analysis.lookup import RecordedRun, find_logs
+from trimtab.analysis.previews import with_previews
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
 from trimtab.analysis.series import StepSeries
-from trimtab.analysis.spikes import check_rule, find_spikes
+from trimtab.analysis.several_runs import JudgedRun, judge_runs, merged, on_asked, on_runs, run_of_step
+from trimtab.analysis.spikes import check_rule
 from trimtab.analysis.stand_outs import find_stand_outs
+from trimtab.dataset.opening import open_data
 from trimtab.errors import LogError, UsageError
 from trimtab.findings import Findings, Spike, StepChoice
 from trimtab.log.folder import is_run_folder
@@ -32,6 +35,9 @@ from trimtab.values import Event
 LEADING_ROWS = 20
 """Findings, from the worst on, whose leading row is looked up: as many as the terminal lists."""
 
+MAX_NAMED_RUNS = 5
+"""Runs of a file whose steps an error tells."""
+
 
 def rewind(
     path_or_run: str | os.PathLike[str] | RecordedRun | None = None,
@@ -39,6 +45,7 @@ def rewind(
     rule: str = "robust",
     step: SupportsIndex | None = None,
     top: SupportsIndex = 10,
+    data: object | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Findings:
     """Finds the spikes of a run and the dataset rows behind the worst one, from its log alone.
@@ -49,6 +56,8 @@ def rewind(
         rule: "robust" (median + 10 robust scales of the last 100 steps) or "median" (twice the median of the last 20).
         step: Step whose rows to list; None: the worst finding's, or that of a gradient norm which announced it.
         top: Rows listed at most.
+        data: The dataset that was trained on, for the rows' text: a list, a Hugging Face Dataset, any object with a
+            length and rows by number, or the path of a file; None: the files that the log names, if they are there.
         progress: Called now and then with the bytes read so far and the size of the log in bytes.
 
     Returns:
@@ -56,7 +65,7 @@ def rewind(
 
     Raises:
         LogError: There is no log, it cannot be read, it holds no training step, or not the step asked for.
-        UsageError: A setting makes no sense, or `path_or_run` is none of the above.
+        UsageError: A setting makes no sense, or `path_or_run` or `data` is none of the above.
 
     Example:
         findings = trimtab.rewind("runs/a")
@@ -67,7 +76,10 @@ def rewind(
     found = find_logs(path_or_run)
     newest, *others = found.paths
     notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
-    return rewind_log(open_log(newest), rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
+    rows = open_data(data) if data is not None else None
+    log = open_log(newest)
+    findings = rewind_log(log, rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
+    return with_previews(findings, log=log, data=rows)
 
 
 def check_settings(*, rule: str, step: SupportsIndex | None, top: SupportsIndex) -> tuple[int | None, int]:
@@ -118,55 +130,90 @@ def rewind_log(
         LogError: The log cannot be read, it holds no training step, or not the step asked for.
     """
     report = (lambda num_bytes: progress(num_bytes, log.size_bytes)) if progress else None
-    reading = read_steps(log, progress=report)
-    series = reading.series
-    if not series.num_steps:
+    runs = judge_runs(read_runs(log, progress=report), rule=rule)
+    if not runs[0].reading.series.num_steps:
         raise LogError(
             f"{log.path}: no training step was recorded. The run may have stopped before its first step, or recording "
             "was off."
         )
-    if step is not None and series.place(step) is None:
-        first, last = series.step[0], series.step[-1]
-        held = f"step {first} alone" if first == last else f"steps {first} to {last}"
-        raise LogError(f"{log.path}: step {step} is not in the log; it holds {held}.")
+    if step is not None and run_of_step(runs, step) is None:
+        raise LogError(f"{log.path}: step {step} is not in the log; it holds {_steps_held(runs)}.")
 
-    search = find_spikes(series, rule=rule)
-    shown, reason = _choose_step(search.spikes, asked=step)
-    looked_up = search.spikes[:num_leading]
+    found = merged(runs, rule=rule)
+    shown, reason = _choose_step(found.spikes, asked=step)
+    # Rows are found by attempt and step, and a step of a run of its own has an attempt of its own.
+    run = runs[-1] if shown is None else _run_shown(runs, found.spikes, shown=shown, asked=step)
+    series = run.reading.series
+    looked_up = found.spikes[:num_leading]
     steps = [place for spike in looked_up for place in (spike.step, _blamed_step(spike))]
     tables = gather_rows(log, series=series, steps=steps if shown is None else [shown, *steps]) if log.has_rows else {}
-    leading = (_with_rows(spike, tables, spikes=search.spikes) for spike in looked_up)
-    spikes = (*leading, *search.spikes[num_leading:])
+    leading = (_with_rows(spike, tables, spikes=found.spikes) for spike in looked_up)
+    spikes = (*leading, *found.spikes[num_leading:])
     table = tables.get(shown) if shown is not None else None
     is_quiet = all(spike.severity == "notice" for spike in spikes)
     stand_outs = find_stand_outs(log, series=series) if is_quiet else []
+    events = log.event_list()
     return Findings(
         run_id=log.header.run_id,
         source=log.path,
         rule=rule,
-        num_steps=series.num_steps,
+        num_steps=sum(run.reading.series.num_steps for run in runs),
         step=shown,
         step_reason=reason,
         spikes=spikes,
-        spikes_left_out=search.num_left_out,
+        spikes_left_out=found.num_left_out,
         rows=describe_rows(log, table, series=series, top=top) if table else (),
         rows_left_out=max(0, table.row.size - top) if table else 0,
         num_nonfinite_rows=table.num_nonfinite if table else 0,
         row_losses_known=_row_losses_known(table, series),
-        blame=blame(table, spikes=search.spikes) if table else None,
+        blame=blame(table, spikes=found.spikes) if table else None,
         num_ranks=log.header.world_size,
         notices=(
             *notices,
             *remarks.on_stand_outs(stand_outs),
             *remarks.on_leaders(spikes),
-            *remarks.on_guard(series, search.spikes),
-            *remarks.on_search(search, rule=rule),
-            *remarks.on_reading(reading),
+            *on_asked(runs, asked=step),
+            *([] if step is None or log.has_rows else remarks.on_step(series, step)),
+            *on_runs(runs, lambda run: _on_run(run, rule=rule, events=events)),
+            *remarks.on_evaluations(events),
             *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
-            *remarks.on_end(reading, events=_events(log)),
+            *remarks.on_end(run.reading, events=events if is_run_folder(Path(log.path)) else None),
             *log.notices(),
         ),
     )
+
+
+def _on_run(run: JudgedRun, *, rule: str, events: Sequence[Event]) -> list[str]:
+    """What is to be said of one of the runs of a log."""
+    reading, search = run.reading, run.search
+    return [
+        *remarks.on_resumes(reading.series, search.spikes, events=events),
+        *remarks.on_guard(reading.series, search.spikes),
+        *remarks.on_search(search, rule=rule),
+        *remarks.on_reading(reading),
+    ]
+
+
+def _steps_held(runs: Sequence[JudgedRun]) -> str:
+    """The steps of a log, as words of an error."""
+    held = []
+    for run in runs[:MAX_NAMED_RUNS]:
+        first, last = run.reading.series.step[0], run.reading.series.step[-1]
+        held.append(f"step {first} alone" if first == last else f"steps {first} to {last}")
+    more = f" and those of {len(runs) - len(held)} more" if len(runs) > len(held) else ""
+    return ", ".join(held) + more + (f" in {len(runs)} runs" if len(runs) > 1 else "")
+
+
+def _run_shown(runs: Sequence[JudgedRun], spikes: Sequence[Spike], *, shown: int, asked: int | None) -> JudgedRun:
+    """The run of the step that is shown: the worst finding's, unless a step was asked for."""
+    worst = next((spike for spike in spikes if spike.severity != "notice"), spikes[0] if spikes else None)
+    run = None
+    if asked is None and worst is not None and worst.segment is not None:
+        run = runs[worst.segment - 1]
+    else:
+        run = run_of_step(runs, shown)
+    assert run is not None
+    return run
 
 
 def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | None, StepChoice | None]:
@@ -178,16 +225,13 @@ def _choose_step(spikes: Sequence[Spike], *, asked: int | None) -> tuple[int | N
     if asked is not None:
         return asked, "asked"
     worst = next((spike for spike in spikes if spike.severity != "notice"), None)
-    norms = sorted(spike.first for spike in spikes if spike.kind == "grad_norm")
+    # What a norm did in one run of a file says nothing of the next.
+    of_run = spikes if worst is None else [spike for spike in spikes if spike.segment == worst.segment]
+    norms = sorted(spike.first for spike in of_run if spike.kind == "grad_norm")
     if worst is None:
         return (norms[0], "grad_norm_before") if norms else (None, None)
     before = [first for first in norms if leads_to(first, worst)]
     return (before[0], "grad_norm_before") if before else (worst.step, "worst")
-
-
-def _events(log: Log) -> list[Event] | None:
-    """The events of a run folder, which tell whether the run ended; None for a log of another tool, or part of one."""
-    return log.event_list() if is_run_folder(Path(log.path)) else None
 
 
 def _row_losses_known(table: StepRows | None, series: StepSeries) -> bool:

@@ -129,11 +129,11 @@ def _by_id(name: str) -> FoundLogs:
 
 
 def _in_folder(folder: Path) -> FoundLogs:
-    files = [folder / name for name in foreign.file_names() if (folder / name).is_file()]
-    if len(files) > 1 and not is_run_folder(folder) and not run_folders(folder):
-        return FoundLogs(tuple(map(str, files)))
     # Which run of several, and what to say about it, is the reader's to know.
-    return FoundLogs((str(folder),))
+    if is_run_folder(folder) or run_folders(folder):
+        return FoundLogs((str(folder),))
+    files = foreign.usual_files(folder)
+    return FoundLogs(tuple(map(str, files)) if len(files) > 1 else (str(folder),))
 
 
 def _exists(path: Path) -> bool:

@@ -6,14 +6,16 @@ rule than the one asked for, without a line that says so.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.rows import StepRows
-from trimtab.analysis.series import StepSeries
+from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.analysis.spikes import SpikeSearch
 from trimtab.analysis.stand_outs import StandOut
 from trimtab.findings import Spike
@@ -21,6 +23,9 @@ from trimtab.values import Event
 
 MAX_NAMED = 5
 """Steps, or rows with a line of their own, named for what is only said besides."""
+
+NEAR_STEPS = 100
+"""Steps after a resume within which a finding may be its doing."""
 
 MAX_LISTED = 10
 """Numbers listed in one line."""
@@ -52,7 +57,37 @@ def on_reading(reading: StepReading) -> list[str]:
     num_unmeasured = int(np.count_nonzero(~series.measured))
     if num_unmeasured:
         notices.append(f"{count(num_unmeasured, 'step')} without a loss: skipped, and in no baseline")
+    return [*notices, *_on_artefacts(series)]
+
+
+def on_resumes(series: StepSeries, spikes: Sequence[Spike], *, events: Sequence[Event]) -> list[str]:
+    """That a run was resumed shortly before a finding of the loss.
+
+    Args:
+        series: The run.
+        spikes: Its findings, worst first.
+        events: The events of the log; where none tells of a resume, the first step of an attempt does.
+    """
+    resumed = np.unique([event.step for event in events if event.kind == "resume"])
+    begun = series.step[1:][series.attempt[1:] > series.attempt[:-1]]
+    notices = []
+    for spike in [spike for spike in spikes if spike.severity != "notice"][:MAX_NAMED]:
+        before = next(
+            (near for steps in (resumed, begun) if (near := _shortly_before(steps, spike.first)) is not None), None
+        )
+        if before is not None:
+            ago = spike.first - before
+            when = f"{count(ago, 'step')} earlier, at step {before}" if ago else "at that very step"
+            notices.append(f"step {spike.first}: the run resumed {when}")
     return notices
+
+
+def on_evaluations(events: Sequence[Event]) -> list[str]:
+    """Evaluations whose loss is not finite."""
+    steps = [event.step for event in events if event.kind == "evaluation" and _is_nonfinite(event.facts.get("loss"))]
+    if not steps:
+        return []
+    return [f"the loss of an evaluation was not finite at {'step' if len(steps) == 1 else 'steps'} {_named(steps)}"]
 
 
 def on_stand_outs(found: Sequence[StandOut]) -> list[str]:
@@ -114,10 +149,20 @@ def on_end(reading: StepReading, *, events: Sequence[Event] | None) -> list[str]
     return [f"the run has not ended: it is still going on, or was killed after step {last}"]
 
 
+def on_step(series: StepSeries, step: int) -> list[str]:
+    """What a log without rows holds of the step that was asked for."""
+    place = series.place(step)
+    if place is None:
+        return []
+    loss = f"loss {series.loss[place]:.6g}" if series.measured[place] else "no loss"
+    norm = f"gradient norm {series.grad_norm[place]:.6g}" if series.has_grad_norm[place] else "no gradient norm"
+    return [f"step {step}: {loss}, {norm}"]
+
+
 def on_table(table: StepRows | None, *, shown: int | None, has_rows: bool) -> list[str]:
     """Why the listed step has no rows, or its rows no shares."""
     if not has_rows:
-        return ["the log holds no rows, only steps: no row can be named"]
+        return ["this log holds no rows, only steps: no row can be named. Attach Trimtab to a run to record them"]
     if shown is None:
         return []
     if table is None:
@@ -169,6 +214,31 @@ def _on_rule(search: SpikeSearch, *, rule: str) -> list[str]:
     return [
         f"steps before {search.first_robust_step} were judged by the median rule: fewer than 20 steps lie behind them"
     ]
+
+
+def _on_artefacts(series: StepSeries) -> list[str]:
+    steps = series.step[series.is_artefact]
+    if not steps.size:
+        return []
+    sound = series.measured & is_finite(series.loss) & (~series.has_grad_norm | is_finite(series.grad_norm))
+    last = f"last finite step {series.step[sound][-1]}" if sound.any() else "no step is finite"
+    many = "" if steps.size == 1 else f", {steps.size} times"
+    return [
+        f"loss is exactly 0.0 with a gradient norm that is not finite from step {steps[0]} on{many}: a logging "
+        f"artefact, no improvement, and in no baseline; {last}"
+    ]
+
+
+def _shortly_before(steps: NDArray[np.int64], step: int) -> int | None:
+    """The last of ascending steps that is not after `step`, unless it lies too far back."""
+    at = int(np.searchsorted(steps, step, side="right")) - 1
+    return int(steps[at]) if at >= 0 and step - int(steps[at]) <= NEAR_STEPS else None
+
+
+def _is_nonfinite(loss: object) -> bool:
+    if isinstance(loss, str):
+        return loss in ("nan", "inf", "-inf")
+    return isinstance(loss, float) and not math.isfinite(loss)
 
 
 def _on_deaths(search: SpikeSearch) -> list[str]:

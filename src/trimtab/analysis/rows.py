@@ -109,6 +109,7 @@ def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) ->
     """
     usual = _usual_losses(log, table.row[:top], series=series, step=table.step)
     level = _level(series, table.step)
+    ids = _ids_by_row(log, table.row[:top])
     described = []
     for index in range(min(top, table.row.size)):
         row, tokens = int(table.row[index]), int(table.tokens[index])
@@ -117,6 +118,7 @@ def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) ->
         excess = None
         if loss is not None and table.finite[index] and expected is not None:
             excess = loss - expected
+        table_row, name = ids.get(row, (None, None))
         described.append(
             RowShare(
                 row=row,
@@ -126,6 +128,8 @@ def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) ->
                 share=table.share(index),
                 excess=excess,
                 rank=int(table.rank[index]),
+                name=name,
+                table_row=table_row,
             )
         )
     return tuple(described)
@@ -176,9 +180,17 @@ def _usual_losses(log: Log, rows: NDArray[np.int64], *, series: StepSeries, step
     return {int(row): float(total / num) for row, total, num in zip(wanted, loss_sum, tokens, strict=True) if num > 0}
 
 
+def _ids_by_row(log: Log, rows: NDArray[np.int64]) -> dict[int, tuple[int | None, str | None]]:
+    """Row of the table underneath and the user's own id of each row of which the log knows more than its number."""
+    ids = log.id_columns()
+    some = _among(ids.row, np.unique(rows)) if rows.size else np.zeros(ids.row.size, np.bool_)
+    known = zip(ids.row[some].tolist(), ids.table_row[some].tolist(), ids.name[some].tolist(), strict=True)
+    return {row: (table_row if table_row >= 0 else None, name) for row, table_row, name in known}
+
+
 def blocks_with(log: Log, rows: NDArray[np.int64]) -> Iterator[RowColumns]:
     """The records of some rows, which ascend, block by block; superseded attempts are among them."""
-    for block in log.row_blocks():
+    for block in log.row_blocks(rows=rows):
         present = _among(block.row, rows)
         if present.any():
             yield block.take(present)

@@ -52,6 +52,19 @@ def median_candidates(values: NDArray[np.float64], *, multiplier: float, window_
     return _above_median(values, places, window_size=window_size, k=None, factor=multiplier)
 
 
+def mean_candidates(values: NDArray[np.float64], *, multiplier: float, window_size: int) -> NDArray[np.int64]:
+    """Places that may exceed `multiplier` means of the full window before them; as above otherwise."""
+    passed = [np.empty(0, np.int64)]
+    windows = sliding_window_view(values, window_size) if values.size > window_size else None
+    for start in range(window_size, values.size, CHUNK):
+        assert windows is not None
+        x = values[start : start + CHUNK]
+        window = windows[start - window_size : start - window_size + x.size]
+        mean, size = window.mean(axis=1), np.abs(window).mean(axis=1)
+        passed.append(start + np.flatnonzero(x - multiplier * mean > -SLACK * (np.abs(x) + multiplier * size)))
+    return np.concatenate(passed)
+
+
 def _above_bound(values: NDArray[np.float64], *, window_size: int, k: float) -> NDArray[np.int64]:
     """Places that exceed the robust threshold of the smallest median their window can have.
 

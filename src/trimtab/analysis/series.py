@@ -53,6 +53,16 @@ class StepSeries(NamedTuple):
         """Number of steps (S); `len()` of a named tuple counts its fields instead."""
         return int(self.step.size)
 
+    @property
+    def is_artefact(self) -> NDArray[np.bool_]:
+        """(S,) bool, steps whose loss is exactly 0 with a gradient norm that is not finite.
+
+        That is what a trainer logs which left a broken step out, or put zeros in the place of what was not finite: no
+        loss was measured, least of all a good one.
+        """
+        is_zero: NDArray[np.bool_] = self.measured & (self.loss == 0.0)
+        return is_zero & self.has_grad_norm & ~is_finite(self.grad_norm)
+
     def place(self, step: int) -> int | None:
         """Index of `step` in the arrays; None where the series does not hold it."""
         if not _INT64.min <= step <= _INT64.max:

@@ -20,7 +20,7 @@ from trimtab.errors import UsageError
 from trimtab.findings import Severity, Signal, Spike, SpikeKind
 from trimtab.rules.median import MedianRule
 from trimtab.rules.norms import ROBUST_FACTOR, ROBUST_HISTORY, ROBUST_K, NormRule
-from trimtab.rules.robust import RobustRule
+from trimtab.rules.robust import ABSOLUTE_FLOOR, RobustRule
 from trimtab.values import STEP_REASONS, Verdict
 
 RULES = ("robust", "median")
@@ -120,14 +120,14 @@ def find_spikes(series: StepSeries, *, rule: str = "robust") -> SpikeSearch:
         UsageError: There is no such rule.
     """
     check_rule(rule)
-    losses = _track(series, signal="loss", present=series.measured)
+    losses = _track(series, signal="loss", present=series.measured & ~series.is_artefact)
     norms = _track(series, signal="grad_norm", present=series.has_grad_norm)
     loss_values, norm_values = (_as_judged(track) for track in (losses, norms))
     dead_losses = _nonfinite(series, losses, ~losses.finite, values=loss_values, rule=rule)
-    dead_norms = _nonfinite(series, norms, _dead_norms(series, norms, losses), values=norm_values, rule=rule)
+    dead_norms = _nonfinite(series, norms, _dead_norms(series, norms), values=norm_values, rule=rule)
     judged = _merge(series, losses, _judge_losses(losses, loss_values, rule=rule))
     judged += _merge(series, norms, _judge_norms(norms, norm_values))
-    spikes = sorted([*dead_losses.spikes, *dead_norms.spikes, *judged], key=lambda spike: _order(spike, rule=rule))
+    spikes = sorted([*dead_losses.spikes, *dead_norms.spikes, *judged], key=lambda spike: order(spike, rule=rule))
     finite_steps = series.step[losses.at[losses.finite]]
     early = RobustRule().min_history if rule == "robust" else 0
     return SpikeSearch(
@@ -167,12 +167,18 @@ def _judge_losses(track: _Track, values: NDArray[np.float64], *, rule: str) -> l
         flagged += _judge_some(values, median, candidates)
     else:
         robust = RobustRule(K)
-        flagged = _judge_first(values, median, until=robust.min_history)
+        early = _judge_first(values, median, until=robust.min_history)
+        flagged = [flag for flag in early if _is_far(flag.verdict)]
         flagged += _judge_first(values, robust, begin=robust.min_history, until=robust.window_size)
         candidates = robust_candidates(values, k=K, window_size=robust.window_size)
         flagged += _judge_some(values, robust, candidates)
     places = np.flatnonzero(track.finite)
     return [_Flag(int(places[place]), name, verdict) for place, name, verdict in flagged]
+
+
+def _is_far(verdict: Verdict) -> bool:
+    """Whether a value lies further off than `robust` forgives at any level: of 0.0001, twice that is a last digit."""
+    return verdict.baseline is None or verdict.loss - verdict.baseline > K * ABSOLUTE_FLOOR
 
 
 def _judge_norms(track: _Track, values: NDArray[np.float64]) -> list[_Flag]:
@@ -281,10 +287,9 @@ def _stretches(dead: NDArray[np.bool_], *, finite: NDArray[np.bool_]) -> _Stretc
     return _Stretches(first[begins], end[closes], np.add.reduceat(size, begins), first[1:][goes_on])
 
 
-def _dead_norms(series: StepSeries, norms: _Track, losses: _Track) -> NDArray[np.bool_]:
+def _dead_norms(series: StepSeries, norms: _Track) -> NDArray[np.bool_]:
     """Norms that are not finite where the loss is: a fault of its own, unless the scaler was only finding its scale."""
-    loss_is_finite = np.zeros(series.num_steps, np.bool_)
-    loss_is_finite[losses.at] = losses.finite
+    loss_is_finite = series.measured & is_finite(series.loss)
     is_overflow: NDArray[np.bool_] = series.reason[norms.at] == SCALER_OVERFLOW
     return ~norms.finite & loss_is_finite[norms.at] & ~is_overflow
 
@@ -333,7 +338,7 @@ def _spike(
     )
 
 
-def _order(spike: Spike, *, rule: str) -> tuple[int, int, float, int]:
+def order(spike: Spike, *, rule: str) -> tuple[int, int, float, int]:
     """Critical, warning, notice; inside by score (what has none after what has one), or by ratio under `median`."""
     severity = SEVERITY_ORDER[spike.severity]
     if spike.severity == "critical":

@@ -45,8 +45,8 @@ def command(*, out: Path, seed: int, no_guard: bool, json_file: str | None) -> i
     """Fine-tunes a small language model on poisoned data, and names the rows from the log.
 
     Takes about a minute on one CPU core, needs no network, and leaves in DIR the log (trimtab/RUN_ID/), planted.json
-    (which rows were poisoned) and report.json (what rewind says). The data are Python's own docstrings, the trainer is
-    Hugging Face's. Needs: pip install 'trimtab[demo]'
+    (which rows were poisoned), rows.jsonl (all rows, for rewind --data) and report.json (what rewind says). The data
+    are Python's own docstrings, the trainer is Hugging Face's. Needs: pip install 'trimtab[demo]'
 
     \b
     Example:

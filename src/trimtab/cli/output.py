@@ -12,8 +12,9 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -93,7 +94,7 @@ def refuse_logs(destinations: Mapping[str, str | None], *, places: Sequence[str]
                     "Change to a folder of your own, and name a file there."
                 )
             if is_run:
-                files += sorted(folder.iterdir())
+                files += sorted(folder.rglob("*"))
             read = next((file for file in files if _is_same_file(file, path)), None)
             if read is not None:
                 raise UsageError(
@@ -112,11 +113,21 @@ def write_output(destination: str, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(text)
         return
-    path = Path(destination)
+    with write_file(Path(destination)) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def write_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which gets its name when the block ends without an error, and is gone otherwise.
+
+    Raises:
+        OSError: The file cannot be written; what stood there before still does.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         # A temporary file is its owner's alone; a report is as readable as any file made here.
@@ -129,22 +140,84 @@ def write_output(destination: str, text: str) -> None:
         raise
 
 
+def new_log_file(value: str) -> Path:
+    """A path at which a log may be written: below the current folder, in no run folder, and nothing stands there.
+
+    Raises:
+        UsageError: It is none; says why.
+    """
+    path = _as_path(value)
+    wrong = _wrong_with_place(path) or (
+        "exists already; nothing was overwritten. Name another file." if path.exists() else None
+    )
+    if wrong is not None:
+        raise UsageError(f"{value} {wrong}")
+    return path
+
+
+def output_folder(value: str) -> Path:
+    """A folder, there or not, in which run folders may be written: below the current folder, and no run itself.
+
+    Raises:
+        UsageError: It is none; says why.
+    """
+    path = _as_path(value)
+    wrong = _wrong_with_folder(path)
+    if wrong is not None:
+        raise UsageError(f"{value} {wrong}")
+    return path
+
+
+def _as_path(value: str) -> Path:
+    if not value or "\0" in value:
+        raise UsageError(f"{value!r} cannot be the name of a file or folder here.")
+    return Path(value)
+
+
 def _wrong_with(path: Path) -> str | None:
     """Why a path is not written to, as the end of a sentence that begins with it; None if it may be."""
-    here, folder = Path.cwd().resolve(), path.parent.resolve()
+    wrong = _wrong_with_place(path)
+    if wrong is not None:
+        return wrong
+    if _has_the_name_of_a_log(path):
+        return "has the name of a log, and would be taken for one. Choose another name."
+    return _wrong_with_what_stands_at(path) if path.exists() else None
+
+
+def _wrong_with_place(path: Path) -> str | None:
+    """Why no file is written at a path, whatever it is called and whatever stands there; None if it may be."""
+    folder = path.parent.resolve()
     if path.is_symlink():
         return "is a symbolic link, and would be written through. Name a plain file."
     if path.is_dir():
         return "is a folder. Name a file in it."
-    if not folder.is_relative_to(here):
-        return f"is outside the current folder {here}. Name a file below it."
+    if not folder.is_relative_to(Path.cwd().resolve()):
+        return f"is outside the current folder {Path.cwd().resolve()}. Name a file below it."
     if not folder.is_dir():
         return f"lies in the folder {path.parent}, which does not exist. Make it first."
-    if _has_the_name_of_a_log(path):
-        return "has the name of a log, and would be taken for one. Choose another name."
-    if any(place.parent.name == RUNS_NAME and is_run_folder(place) for place in (folder, *folder.parents)):
+    if _is_in_run_folder(folder):
         return "lies in a run folder, where nothing but the run itself is written. Name a file elsewhere."
-    return _wrong_with_what_stands_at(path) if path.exists() else None
+    return None
+
+
+def _wrong_with_folder(path: Path) -> str | None:
+    """Why no run folders are written below a path, as the end of a sentence; None if they may be."""
+    runs = path / RUNS_NAME
+    if path.is_symlink() or runs.is_symlink():
+        return "is a symbolic link, or holds one for its runs, and would be written through. Name a plain folder."
+    if not path.resolve().is_relative_to(Path.cwd().resolve()):
+        return f"is outside the current folder {Path.cwd().resolve()}. Name a folder below it."
+    if path.exists() and not path.is_dir():
+        return "is a file. Name a folder: the run gets a folder of its own in it."
+    if not path.parent.is_dir():
+        return f"lies in the folder {path.parent}, which does not exist. Make it first."
+    if _is_in_run_folder(path.resolve()):
+        return "is, or lies in, a run folder, where nothing but the run itself is written. Name another folder."
+    return None
+
+
+def _is_in_run_folder(folder: Path) -> bool:
+    return any(place.parent.name == RUNS_NAME and is_run_folder(place) for place in (folder, *folder.parents))
 
 
 def _has_the_name_of_a_log(path: Path) -> bool:

@@ -11,7 +11,9 @@ import click
 from trimtab.analysis.comparison import compare_logs, open_logs
 from trimtab.analysis.drop_list import drop_list
 from trimtab.analysis.findings import LEADING_ROWS
+from trimtab.analysis.previews import with_all_previews
 from trimtab.analysis.spikes import MAX_SPIKES, RULES
+from trimtab.cli.data import open_named_data
 from trimtab.cli.output import (
     STANDARD_OUTPUT,
     OutputFile,
@@ -19,6 +21,7 @@ from trimtab.cli.output import (
     refuse_one_file_for_two,
     write_output,
 )
+from trimtab.cli.row import show_row
 from trimtab.errors import UsageError
 from trimtab.findings import Comparison
 from trimtab.report import as_json, terminal
@@ -43,7 +46,14 @@ FAILING_SEVERITIES = {"warning": ("critical", "warning"), "critical": ("critical
     show_default=True,
     help="robust: above the median of the last 100 steps by 10 robust scales. median: above twice that of the last 20.",
 )
-@click.option("--no-preview", is_flag=True, help="Leave out the line that says how to look a row's text up.")
+@click.option("--row", metavar="ROW", help="Show this row alone: where it occurred, and all of it that is at hand.")
+@click.option(
+    "--data",
+    metavar="FILE|MODULE:FUNCTION",
+    help="The dataset, for the rows' text: .jsonl, .json, .csv, .txt, .parquet, .arrow, a folder that save_to_disk "
+    "left, or a function that returns it. Shown only if it is the one that was trained on.",
+)
+@click.option("--no-preview", is_flag=True, help="Show no text of the data, and open none.")
 @click.option(
     "--drop-list",
     "drop_file",
@@ -69,6 +79,8 @@ def command(
     step: int | None,
     top: int,
     rule: str,
+    row: str | None,
+    data: str | None,
     no_preview: bool,
     drop_file: str | None,
     json_file: str | None,
@@ -77,19 +89,28 @@ def command(
     """Names the dataset rows behind a loss spike, from the log alone.
 
     Give nothing for the newest run on this machine, a run id or its beginning, a run folder, a folder that holds
-    runs, or a rewind.jsonl. Several are compared: what spikes at the same rows in more than one is the data's doing.
+    runs, or a log of another tool: rewind.jsonl, trainer_state.json, metrics as CSV or JSONL, TensorBoard, text.
+    Several are compared: what spikes at the same rows in more than one is the data's doing.
 
     \b
     Example:
         trimtab rewind runs/a --json report.json
         trimtab rewind runs/a --step 1200 --top 20
+        trimtab rewind runs/a --row 1215 --data train.jsonl
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
+    _refuse_contradictions(row=row, step=step, data=data, no_preview=no_preview, drop_file=drop_file, fail_on=fail_on)
     destinations = {"--drop-list": drop_file, "--json": json_file}
     refuse_one_file_for_two(destinations)
     logs = open_logs(paths or (None,))
     refuse_logs(destinations, places=[named.log.path for named in logs])
     if drop_file and len(logs) > 1:
         raise UsageError("--drop-list takes one run at a time: the rows of two runs may be of different datasets.")
+    if row is not None and len(logs) > 1:
+        raise UsageError("--row takes one run at a time: the rows of two runs may be of different datasets.")
+    rows_at_hand = open_named_data(data) if data is not None else None
+    if row is not None:
+        show_row(row, log=logs[0].log, data=rows_at_hand, with_text=not no_preview, json_file=json_file)
+        return 0
 
     with _progress(sum(named.log.size_bytes for named in logs)) as progress:
         found = compare_logs(
@@ -100,33 +121,47 @@ def command(
             num_leading=MAX_SPIKES if drop_file else LEADING_ROWS,
             progress=progress,
         )
+    if not no_preview:
+        found = with_all_previews(found, logs=[named.log for named in logs], data=rows_at_hand)
 
     if drop_file:
-        fingerprint = logs[0].log.header.dataset_fingerprint
-        write_output(drop_file, as_json.dumps_document(drop_list(found.runs[0], dataset_fingerprint=fingerprint)))
+        log = logs[0].log
+        listed = drop_list(found.runs[0], header=log.header, ids=log.id_columns())
+        write_output(drop_file, as_json.dumps_document(listed))
     if json_file:
         write_output(json_file, as_json.dumps(found if len(found.runs) > 1 else found.runs[0]))
     if json_file != STANDARD_OUTPUT:
         # Last: whoever reads this may stop in the middle, and still gets the files and the verdict.
         with suppress(BrokenPipeError):
-            _draw(found, previews=not no_preview)
+            _draw(found)
 
     failing = FAILING_SEVERITIES.get(fail_on or "", ())
     found_some = any(spike.severity in failing for findings in found.runs for spike in findings.spikes)
     return EXIT_FINDINGS if found_some else 0
 
 
-def _draw(found: Comparison, *, previews: bool) -> None:
+def _refuse_contradictions(*, row: str | None, data: str | None, no_preview: bool, **others: object) -> None:
+    """Refuses options of which one would silence the other."""
+    if data is not None and no_preview:
+        raise UsageError("--data is for the rows' text, and --no-preview leaves it out: give one of them.")
+    silenced = [name for name, value in others.items() if value is not None]
+    if row is not None and silenced:
+        options = {"step": "--step", "drop_file": "--drop-list", "fail_on": "--fail-on"}
+        raise UsageError(f"--row shows one row alone; {options[silenced[0]]} is for findings: leave one of them away.")
+
+
+def _draw(found: Comparison) -> None:
     console = make_console(sys.stdout)
     for index, findings in enumerate(found.runs):
         if index:
             terminal.say(console, "")
-        terminal.render(findings, console=console, previews=previews)
+        terminal.render(findings, console=console)
     if len(found.runs) > 1:
         render_shared(found, console=console)
-    elif found.runs[0].spikes:
+    elif found.runs[0].spikes and found.runs[0].rows:
         terminal.say(console, "")
-        terminal.say(console, "More: --step N lists the rows of another step, --drop-list FILE the rows to leave out.")
+        more = "--step N lists the rows of another step, --row ROW shows one, --drop-list FILE the rows to leave out."
+        terminal.say(console, f"More: {more}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,13 @@ from trimtab.errors import UsageError
 
 PLANTED: Final = "planted.json"
 REPORT: Final = "report.json"
+ROWS: Final = "rows.jsonl"
+_FILES: Final = (PLANTED, REPORT, ROWS)
 _RUNS: Final = "trimtab"
 
 
 class DemoFolder:
-    """One demo's folder: `trimtab/<run_id>/`, `planted.json`, `report.json`.
+    """One demo's folder: `trimtab/<run_id>/`, `planted.json`, `rows.jsonl`, `report.json`.
 
     Attributes:
         path: The folder.
@@ -44,13 +47,19 @@ class DemoFolder:
             tempfile.TemporaryFile(dir=path).close()  # only the attempt knows: os.access overlooks mounts and quotas
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}): name another folder with --out.") from error
-        self._former = {name: (path / name).read_bytes() for name in (PLANTED, REPORT) if (path / name).exists()}
+        self._former = {name: (path / name).read_bytes() for name in _FILES if (path / name).exists()}
         self._had_runs = (path / _RUNS).exists()
 
     def write_planted(self, document: str) -> None:
         """Writes `planted.json` and takes a former demo's report away, which belongs to other rows."""
         _write(self.path / PLANTED, document.encode())
         (self.path / REPORT).unlink(missing_ok=True)
+
+    def write_rows(self, rows: Iterable[object]) -> Path:
+        """Writes the dataset as `rows.jsonl`, one JSON value a line, and gives its path."""
+        path = self.path / ROWS
+        _write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        return path
 
     def write_report(self, document: str) -> None:
         """Writes `report.json`."""
@@ -64,7 +73,7 @@ class DemoFolder:
         """
         if run_folder is not None:
             shutil.rmtree(run_folder, ignore_errors=True)
-        for name in (PLANTED, REPORT):
+        for name in _FILES:
             if name in self._former:
                 _write(self.path / name, self._former[name])
             else:

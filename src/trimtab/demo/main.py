@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from trimtab import registry
 from trimtab.analysis import rewind
 from trimtab.demo.console import Console, ConsoleHandler, quoted
-from trimtab.demo.folder import DemoFolder
+from trimtab.demo.folder import ROWS, DemoFolder
 from trimtab.demo.interrupt import Interrupt
 from trimtab.demo.named import check_plants, draw_checks
 from trimtab.demo.plant import GUARDED_KINDS, NEEDED, UNGUARDED_KINDS, Kind, planted_document
@@ -143,6 +144,7 @@ class _Story:
             console=self._console,
         )
         self._folder.write_planted(as_json.dumps_document(planted_document(prepared.plants)))
+        self._folder.write_rows(prepared.items)
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         self._console.stage(
             f"poisoned {len(kinds)} of {len(rows):,} rows ({counts})\n"
@@ -235,7 +237,9 @@ def _last_lines(result: DemoResult) -> list[str]:
         '    trimtab.attach(trainer, guard=trimtab.GuardConfig(rule="robust"))    and skips',
         "Then, while it runs or after it:",
         "    trimtab rewind",
-        f"Left in {result.out}: the log {result.run_folder.name}, planted.json, report.json.",
+        "The rows of this demo, as text beside the findings:",
+        f"    trimtab rewind {shlex.quote(str(result.out))} --data {shlex.quote(str(result.out / ROWS))}",
+        f"Left in {result.out}: the log {result.run_folder.name}, planted.json, rows.jsonl, report.json.",
     ]
 
 

@@ -19,7 +19,7 @@ from trimtab.demo.model import build_model, leave_uninitialised
 from trimtab.demo.plant import Kind, Plant, draw_plants
 from trimtab.demo.poison import TOOL, max_answer_tokens, poison_row
 from trimtab.demo.rows import Row
-from trimtab.demo.tokenizer import BOS, EOS, PAD, make_item, make_items, token_id, train_tokenizer
+from trimtab.demo.tokenizer import BOS, EOS, PAD, Item, make_item, make_items, token_id, train_tokenizer
 from trimtab.demo.train import ACCUMULATION, BATCH_SIZE, build_trainer, walk_order
 
 
@@ -32,6 +32,7 @@ class Prepared:
         order: Row numbers of every micro-batch, in the order in which the trainer will read them.
         plants: The poisoned rows, by step.
         poisoned: Their texts, parallel to `plants`.
+        items: The dataset, poisoned rows included.
         tool: Token id of the token without an initialised embedding.
     """
 
@@ -39,6 +40,7 @@ class Prepared:
     order: list[list[int]]
     plants: list[Plant]
     poisoned: list[Row]
+    items: list[Item]
     tool: int
 
 
@@ -87,7 +89,7 @@ def prepare(
     poisoned = [poison_row(rows[plant.row], plant.kind, seed=seed) for plant in plants]
     for plant, row in zip(plants, poisoned, strict=True):
         items[plant.row] = make_item(tokenizer, row, max_answer_tokens=max_answer_tokens(plant.kind))
-    return Prepared(trainer=trainer, order=order, plants=plants, poisoned=poisoned, tool=tool)
+    return Prepared(trainer=trainer, order=order, plants=plants, poisoned=poisoned, items=items, tool=tool)
 
 
 def num_steps(prepared: Prepared) -> int:

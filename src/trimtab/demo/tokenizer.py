@@ -6,7 +6,7 @@ In go rows, out come items of token ids in which only the answer is supervised. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -25,8 +25,19 @@ PAD: Final = "<pad>"
 _IGNORED: Final = -100
 """The label that PyTorch's cross-entropy leaves out."""
 
-Item = dict[str, list[int]]
-"""One training item: `input_ids` and `labels`, parallel, unpadded; `labels` hold -100 where nothing is supervised."""
+
+class Item(TypedDict):
+    """One training item, unpadded.
+
+    Attributes:
+        text: The row as a person reads it; the trainer does not.
+        input_ids: Its token ids.
+        labels: Parallel to them; -100 where nothing is supervised.
+    """
+
+    text: str
+    input_ids: list[int]
+    labels: list[int]
 
 
 def train_tokenizer(rows: Sequence[Row]) -> Tokenizer:
@@ -63,7 +74,11 @@ def make_item(tokenizer: Tokenizer, row: Row, *, max_answer_tokens: int | None =
     """One row as token ids: `<bos> question newline answer <eos>`, the answer and `<eos>` supervised."""
     question = [token_id(tokenizer, BOS), *tokenizer.encode(f"{row.question}\n").ids]
     answer = [*tokenizer.encode(row.answer).ids[:max_answer_tokens], token_id(tokenizer, EOS)]
-    return {"input_ids": question + answer, "labels": [_IGNORED] * len(question) + answer}
+    return {
+        "text": f"{row.question}\n{tokenizer.decode(answer)}",
+        "input_ids": question + answer,
+        "labels": [_IGNORED] * len(question) + answer,
+    }
 
 
 def make_items(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Item]:

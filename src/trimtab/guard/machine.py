@@ -10,6 +10,7 @@ This is the host guard of one process: it sees the figures it is given, and call
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final, Literal, Self
 
@@ -56,10 +57,16 @@ class _Guard:
         )
 
     @classmethod
-    def from_config(cls, config: GuardConfig) -> Self:
-        """A guard with the settings of `config`; one that is off keeps everything."""
+    def from_config(cls, config: GuardConfig, *, quiet: bool = False) -> Self:
+        """A guard with the settings of `config`; one that is off keeps everything.
+
+        Args:
+            config: The settings.
+            quiet: Whether it decides without a word: for a replay, whose report says what the warnings would.
+        """
         guard = cls.__new__(cls)
         guard._set_up(config)
+        guard._quiet = quiet
         return guard
 
     def _set_up(self, config: GuardConfig) -> None:
@@ -74,6 +81,7 @@ class _Guard:
         self._rate = SkipRate()
         self._last_step: int | None = None
         self._said: set[str] = set()
+        self._quiet = False
         self.num_judged = 0
         self.num_skipped = 0
         self.nonfinite_hint: str | None = None
@@ -99,6 +107,23 @@ class _Guard:
         """
         self._forget()
         say("guard", f"Guard: history cleared: {reason}.")
+
+    def remember_kept(self, losses: Sequence[float]) -> None:
+        """Remembers losses that the caller knows to be kept, as `check` on each would, without judging them.
+
+        Args:
+            losses: Finite mean losses, oldest first.
+        """
+        if self._rule is None or not losses:
+            return
+        if len(losses) >= self._rule.window_size:
+            self._rule.replace(losses[-self._rule.window_size :])
+        else:
+            for loss in losses:
+                self._rule.absorb(loss)
+        self._streak.end()
+        self.nonfinite_hint = None
+        self.num_judged += len(losses)
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides, and what was already said; plain types, JSON-ready, never a number that is not finite."""
@@ -268,7 +293,8 @@ class _Guard:
     def _warn_once(self, cause: str, message: str) -> None:
         if cause not in self._said:
             self._said.add(cause)
-            warn("guard", message)
+            if not self._quiet:
+                warn("guard", message)
 
 
 class LossGuard(_Guard):

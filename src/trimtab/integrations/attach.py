@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trimtab.errors import UsageError
 
-HOSTS: Final = {("transformers", "Trainer"): "trimtab.integrations.hf"}
+HOSTS: Final = {
+    ("trl", "SFTTrainer"): "trimtab.integrations.trl",
+    ("transformers", "Trainer"): "trimtab.integrations.hf",
+}
 """Package and name of a class that a host's trainers are made of, and the module whose `attach_to` knows them."""
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def attach(
     guard: GuardConfig | None = None,
     row_id: str = "row_id",
     run_id: str | None = None,
+    exclude: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Records a trainer's run, and keeps anomalous micro-batches out of its updates if a guard is given.
 
@@ -35,19 +39,22 @@ def attach(
     leaves nothing out. With a guard the host waits for the device once a micro-batch and once a step.
 
     Args:
-        trainer: A Hugging Face `Trainer`.
+        trainer: A Hugging Face `Trainer`, or TRL's `SFTTrainer`, best built inside `trimtab.keep_row_ids()`.
         out: Folder under which `trimtab/<run_id>` is written; default: the trainer's own output folder.
         record: False: no folder, no registry entry, no thread.
         guard: Settings of the guard; None: nothing is ever skipped or dropped.
-        row_id: Column of an iterable dataset that holds the user's own integer row numbers; a map-style dataset's
-            rows are numbered by their index.
+        row_id: Column with the user's own ids. Integers in an iterable dataset are its row numbers; a map-style
+            dataset's rows are numbered by their index, and the id is kept beside it.
         run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
+        exclude: A file that `trimtab rewind --drop-list FILE` wrote: its rows are left out of the training, as if the
+            dataset never had them, and the others keep their numbers. `trainer.train_dataset` stays as it is.
 
     Returns:
         The run: `run.run_id`, `run.folder`, `run.event(...)`, `run.close()`.
 
     Raises:
-        UsageError: If the trainer is of no known host, or Trimtab is attached to it already.
+        UsageError: If the trainer is of no known host, or Trimtab is attached to it already, or `exclude` is not a
+            drop list of its dataset.
 
     Example:
         trainer = Trainer(model=model, args=args, train_dataset=rows)
@@ -55,17 +62,21 @@ def attach(
         trainer.train()
     """
     origins = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__]
-    if any(package == "trl" for package, _ in origins):
+    of_trl = next((name for package, name in origins if package == "trl"), "SFTTrainer")
+    if of_trl != "SFTTrainer":
         raise UsageError(
-            f"{type(trainer).__name__} is a TRL trainer, whose fused loss this version cannot read. Use transformers' "
-            "Trainer, or trimtab.Run in a loop of your own."
+            f"Of TRL's trainers attach knows SFTTrainer, found {of_trl}, whose loss is made in another way: use "
+            "trimtab.Run in a loop of your own."
         )
     module = next((HOSTS[origin] for origin in origins if origin in HOSTS), None)
     if module is None:
         raise UsageError(
-            f"attach knows Hugging Face's Trainer, found {type(trainer).__module__}.{type(trainer).__qualname__}: use "
+            "attach knows Hugging Face's Trainer and TRL's SFTTrainer, found "
+            f"{type(trainer).__module__}.{type(trainer).__qualname__}: use "
             "trimtab.Run in a loop of your own."
         )
     host = importlib.import_module(module)
-    run: Run = host.attach_to(trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id)
+    run: Run = host.attach_to(
+        trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id, exclude=exclude
+    )
     return run

@@ -2,8 +2,9 @@
 
 Everything is hooked on the one trainer that was handed over, nothing on a class:
 
-    get_train_dataloader     rows are added to the batches, inside the loader that the trainer built
-    training_step            rows are taken out of the batch before the model sees it
+    get_train_dataloader     rows are left out of the data, and their numbers added to the batches, inside the loader
+                             that the trainer built
+    training_step            the numbers are taken out of the batch before the model sees it
     compute_loss             token losses come out of the trainer's own cross-entropy; the guard decides
     clip_grad_norm_          the norm before clipping
     a callback               a step begins, is about to be taken (a dropped one loses its gradients), has ended
@@ -18,7 +19,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import MutableMapping
 from typing import Any, Final, NoReturn
 
 import torch
@@ -29,12 +29,13 @@ from trimtab.dataset import DatasetFacts
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
+from trimtab.integrations.hf_data import TrainingData
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.notices import say, warn
 from trimtab.run import switched_off
+from trimtab.torch.exclusion import Exclusion
 from trimtab.torch.gate import Gate
 from trimtab.torch.gradients import current_lr, drop_gradients, scale_gradients, total_norm
-from trimtab.torch.loader import ROW_KEY, tag_rows
 from trimtab.torch.losses import RowLosses, rows_alone
 from trimtab.torch.run import Run
 from trimtab.torch.transfer import to_host
@@ -60,6 +61,7 @@ class TrainerRun(Run):
         guard: GuardConfig | None,
         row_id: str,
         run_id: str | None,
+        exclude: str | os.PathLike[str] | None,
     ) -> None:
         """Hooks into `trainer`; see `trimtab.attach`."""
         off = switched_off()
@@ -77,12 +79,13 @@ class TrainerRun(Run):
             guard=guard,
             accumulation=trainer.args.gradient_accumulation_steps,
             record=record,
-            dataset=trainer.train_dataset,
+            dataset=self._row_dataset(),
             row_id=row_id,
             run_id=run_id,
         )
         self._row_id = row_id
-        self._rows: torch.Tensor | None = None
+        exclusion = self._read_exclusion(exclude) if exclude is not None and not off else None
+        self._data = self._new_data(row_id=row_id, record=record, exclusion=exclusion)
         self._training = False
         self._in_training_step = False
         self._num_trainings = 0
@@ -92,12 +95,16 @@ class TrainerRun(Run):
         self._said_no_row_losses = False
         self._begin_window()
         if off:
+            if exclude is not None:
+                warn("hf", f"TRIMTAB=off is set, so exclude= leaves nothing out: this trains on the rows of {exclude}.")
             return
         vars(trainer)[_MARK] = self
-        if record or self._core.guard is not None:
+        if record or self._core.guard is not None or exclusion is not None:
             self._hook()
             trainer.add_callback(_Moments(self))
             say("hf", self._introduction(record=record))
+        if exclusion is not None:
+            say("hf", exclusion.introduction())
 
     def micro_batch(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises `UsageError`: the Trainer hands over its micro-batches itself."""
@@ -122,6 +129,28 @@ class TrainerRun(Run):
             return facts.row_index
         return f"column {row_id!r} of the stream where it holds integers, else {facts.row_index}"
 
+    # What a host built on this one does in its own way.
+
+    def _row_dataset(self) -> object:
+        """The dataset that the row numbers index."""
+        return self._trainer.train_dataset
+
+    def _read_exclusion(self, path: str | os.PathLike[str]) -> Exclusion:
+        """Which rows are left out of the training, because the file at `path` lists them."""
+        return Exclusion(path, dataset=self._trainer.train_dataset)
+
+    def _new_data(self, *, row_id: str, record: bool, exclusion: Exclusion | None) -> TrainingData:
+        """What is known of the trainer's data; for the arguments see `trimtab.attach`."""
+        return TrainingData(self._trainer, row_id=row_id, record=record, exclusion=exclusion)
+
+    def _new_tap(self) -> TrainerTap:
+        """Stand-ins where the trainer computes its loss."""
+        return TrainerTap(self._trainer)
+
+    def _recorded(self) -> str:
+        """What is recorded, in words."""
+        return "rows, losses and steps of this Trainer"
+
     # Hooks on the trainer.
 
     def _hook(self) -> None:
@@ -131,14 +160,15 @@ class TrainerRun(Run):
 
         @functools.wraps(build_loader)
         def tagged_loader() -> Any:
-            loader = build_loader()
-            if self._training:  # a loader that the user asks for is the user's
-                tag_rows(loader, row_id=self._row_id)
+            if not self._training:  # a loader that the user asks for is the user's
+                return build_loader()
+            loader = self._data.build_loader(build_loader)
+            self._data.tag_loader(loader)
             return loader
 
         @functools.wraps(training_step)
         def recorded_training_step(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            self._rows = inputs.pop(ROW_KEY, None) if isinstance(inputs, MutableMapping) else None
+            self._data.take(inputs, core=self._core)
             num_micros = self._core.window.num_micros
             self._in_training_step = True
             try:
@@ -156,7 +186,7 @@ class TrainerRun(Run):
                 return compute_loss(model, inputs, *args, **kwargs)
             num_labels = self._tap.count_labels(inputs)
             compute = functools.partial(compute_loss, model, inputs, *args, **kwargs)
-            result, rows = self._tap.run(compute, rows=self._rows)
+            result, rows = self._tap.run(compute, rows=self._data.rows)
             loss, outputs = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
             loss = self._take_loss(loss, rows, num_labels, num_items=kwargs.get("num_items_in_batch"))
             return (loss, *outputs) if outputs else loss
@@ -186,9 +216,10 @@ class TrainerRun(Run):
             core.close(reason="begun again")
             core = self._new_core(run_id=None)
         self._gate = Gate(core, model=self._trainer.model)
+        self._data.record_exclusion(core)
         self._num_trainings += 1
         self._said_no_row_losses = False
-        self._tap = TrainerTap(self._trainer)
+        self._tap = self._new_tap()
         accelerator = self._trainer.accelerator
         self._clip = accelerator.clip_grad_norm_
 
@@ -221,7 +252,7 @@ class TrainerRun(Run):
         if isinstance(rows, str):
             self._say_no_row_losses(rows)
             loss_sum = loss.detach() * (num_items if self._per_token else num_labels)
-            rows = rows_alone(self._known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
+            rows = rows_alone(self._data.known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
         # The final loss may hold further terms (a router's, say): it must be finite as well.
         verdict = self._gate.take(rows, extra=loss)
         totals = self._totals
@@ -236,13 +267,10 @@ class TrainerRun(Run):
             return self._gate.left_out(loss)
         return loss
 
-    def _known_rows(self) -> torch.Tensor:
-        return self._rows if self._rows is not None else torch.zeros(0, dtype=torch.int64)
-
     def _record_unjudged(self, why: str) -> None:
         """Records a micro-batch whose loss went by unseen; what nobody judged is kept."""
         self._say_no_row_losses(why)
-        rows = self._known_rows()
+        rows = self._data.known_rows()
         nothing = torch.zeros(rows.numel(), dtype=torch.int64)
         self._core.record_micro_batch(to_host(rows.flatten()), nothing, nothing, packed=rows.dim() == 2)
         self._core.window.num_tokens += 1
@@ -316,6 +344,7 @@ class TrainerRun(Run):
         """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
         self._training = False
         self._remove_taps()
+        self._data.tell_outcome()
         self._core.close(reason=reason)
         if self.folder is not None:
             tell_findings(self.folder, ended_by=reason)
@@ -323,7 +352,7 @@ class TrainerRun(Run):
     # Words.
 
     def _introduction(self, *, record: bool) -> str:
-        does = "records rows, losses and steps of this Trainer" if record else "does not record"
+        does = f"records {self._recorded()}" if record else "does not record"
         if self._core.config is None:
             return f"Trimtab {does}; nothing is ever skipped (no guard). Evaluations are recorded as results, not rows."
         return f"Trimtab {does}; its guard ({self._core.config.rule}) keeps anomalous micro-batches out of the update."
@@ -343,7 +372,10 @@ class _Moments(TrainerCallback):
         self._run._begin_training()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._run._core.begin_step(state.global_step + 1)
+        core, step = self._run._core, state.global_step + 1
+        if core.step == step and core.window.num_micros:
+            return  # the rest of a stream's last pass was not stepped: its gradients count in this window
+        core.begin_step(step)
         self._run._begin_window()
 
     def on_pre_optimizer_step(

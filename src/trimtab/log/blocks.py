@@ -7,6 +7,7 @@ what `encode_*` was given, or raises `BadBlockError`; it never guesses.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -15,13 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.log.columns import StepColumns
-from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, Block
+from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, MAX_PAYLOAD, Block
 from trimtab.log.planes import BadBlockError, decode_ints, encode_ints
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event
 
 MAX_RECORDS: Final = 1 << 19
 """Micro-batches, row records, steps in one block: 16 bytes each stay under the 16 MiB of a payload, and a hostile block
 whose columns are all constant cannot ask for more than 21 MB."""
+
+MAX_EVENTS_BYTES: Final = MAX_PAYLOAD + (1 << 20)
+"""Bytes of one block of events as JSON: it is written only where it fits a frame uncompressed, and a segment's lines
+hold a little more. As Python values they take ten times that."""
 
 _COUNTS: Final = struct.Struct("<II")
 _COUNT: Final = struct.Struct("<I")
@@ -173,8 +178,9 @@ def event_text(event: Event) -> str:
 
 def decode_events(raw: bytes) -> list[Event]:
     """The events of a block. Raises `BadBlockError` where it does not hold together."""
+    _demand(len(raw) <= MAX_EVENTS_BYTES, f"events of {len(raw)} bytes")
     try:
-        document = json.loads(raw)
+        document = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadBlockError("no JSON") from error
     _demand(isinstance(document, list), "no list of events")
@@ -188,6 +194,17 @@ def _event(entry: Any) -> Event:
     _demand(type(step) is int and abs(step) <= _INT64_MAX, "an event without a step")
     _demand(type(time) in (int, float) and abs(time) < 1e300, "an event without a time")
     return Event(kind, step, float(time), facts)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:40]} is beyond float64")
+    return number
 
 
 def _encode_floats(values: NDArray[np.float64]) -> list[bytes]:

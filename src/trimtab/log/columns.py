@@ -35,6 +35,18 @@ _DTYPES: Final[dict[str, type[np.generic]]] = {
 }
 
 
+_UNKNOWN_DETAILS: Final[dict[str, float]] = {
+    "lr": np.nan,
+    "has_lr": False,
+    "clipped": -1,
+    "loss_scale": np.nan,
+    "wall_s": np.nan,
+    "num_skipped_micros": 0,
+    "num_skipped_tokens": 0,
+}
+"""What a step record holds beside its loss and its norm, each as nobody knows it: half of its bytes."""
+
+
 class RowColumns(NamedTuple):
     """Row records: one row of one micro-batch on one rank. Inside a block they stand in the order recorded.
 
@@ -80,10 +92,7 @@ class RowColumns(NamedTuple):
     @classmethod
     def concat(cls, blocks: Iterable[RowColumns]) -> RowColumns:
         """All blocks in one, in the order given; none gives `empty()`."""
-        parts = list(blocks)
-        if not parts:
-            return cls.empty()
-        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return cls._make(_joined(blocks) or cls.empty())
 
 
 class StepColumns(NamedTuple):
@@ -141,10 +150,21 @@ class StepColumns(NamedTuple):
     @classmethod
     def concat(cls, blocks: Iterable[StepColumns]) -> StepColumns:
         """All blocks in one, in the order given; none gives `empty()`."""
-        parts = list(blocks)
-        if not parts:
+        return cls._make(_joined(blocks) or cls.empty())
+
+    @classmethod
+    def concat_brief(cls, blocks: Iterable[StepColumns]) -> StepColumns:
+        """As `concat`, with the details as nobody knows them, which takes no memory; not to be written to."""
+        names = [name for name in cls._fields if name not in _UNKNOWN_DETAILS]
+        columns = _joined([getattr(block, name) for name in names] for block in blocks)
+        if not columns:
             return cls.empty()
-        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        known = dict(zip(names, columns, strict=True))
+        details = {
+            name: np.broadcast_to(np.array(unknown, _DTYPES[name]), known["step"].shape)
+            for name, unknown in _UNKNOWN_DETAILS.items()
+        }
+        return cls(**known, **details)
 
 
 class IdColumns(NamedTuple):
@@ -153,7 +173,7 @@ class IdColumns(NamedTuple):
     Attributes:
         row: (N,) int64 dataset row number, ascending.
         table_row: (N,) int64 row of the table underneath; -1 where nobody knows.
-        digest: (N,) int64 `trimtab.spelling.row_digest` of the content.
+        digest: (N,) int64 `trimtab.spelling.row_digest` of the content; 0 where the number stood for several rows.
         has_digest: (N,) bool, whether there is one.
         name: (N,) object, the user's own id, a str; None where there is none.
     """
@@ -164,11 +184,45 @@ class IdColumns(NamedTuple):
     has_digest: NDArray[np.bool_]
     name: NDArray[np.object_]
 
+    @property
+    def num_records(self) -> int:
+        """Number of rows (N); `len()` of a named tuple counts its fields instead."""
+        return int(self.row.size)
+
+    def take(self, which: NDArray[np.integer | np.bool_] | slice) -> IdColumns:
+        """The rows that an index array, a mask or a slice picks."""
+        return IdColumns._make(column[which] for column in self)
+
     @classmethod
     def empty(cls) -> IdColumns:
         """No rows."""
         whole = np.empty(0, np.int64)
         return cls(whole, whole, whole, np.empty(0, np.bool_), np.empty(0, np.object_))
+
+    @classmethod
+    def concat(cls, blocks: Iterable[IdColumns]) -> IdColumns:
+        """All blocks in one, in the order given; none gives `empty()`."""
+        return cls._make(_joined(blocks) or cls.empty())
+
+    def digests_of(self, rows: Iterable[int]) -> dict[int, int]:
+        """What the content of some rows hashes to, as far as it is known: not of a number that stood for several."""
+        listed = np.isin(self.row, np.fromiter(rows, np.int64)) & self.has_digest & (self.digest != 0)
+        return dict(zip(self.row[listed].tolist(), self.digest[listed].tolist(), strict=True))
+
+    def latest(self) -> IdColumns:
+        """Each row once, ascending: of one that stands here several times, what stands last."""
+        _, from_behind = np.unique(self.row[::-1], return_index=True)
+        return self.take(self.num_records - 1 - from_behind)
+
+
+def _joined(blocks: Iterable[Iterable[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """The columns of all blocks, each in one; none for no blocks."""
+    columns = [list(column) for column in zip(*blocks, strict=True)]
+    joined = []
+    for column in columns:
+        joined.append(np.concatenate(column))
+        column.clear()  # a million step records are 95 MB: twice that, were the parts of each column kept to the end
+    return joined
 
 
 def _no_records(fields: Iterable[str]) -> list[NDArray[Any]]:

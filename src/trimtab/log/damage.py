@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from trimtab.log.frames import FORMAT_VERSION, HEADER_SIZE, KIND_EVENTS, KIND_ROWS, KIND_STEPS, FrameHeader
+from trimtab.log.frames import FORMAT_VERSION, HEADER_SIZE, KIND_EVENTS, KIND_IDS, KIND_ROWS, KIND_STEPS, FrameHeader
 
-_NOUNS: Final = {KIND_ROWS: "micro-batches", KIND_STEPS: "step records", KIND_EVENTS: "events"}
+_NOUNS: Final = {KIND_ROWS: "micro-batches", KIND_STEPS: "step records", KIND_EVENTS: "events", KIND_IDS: "ids"}
 MAX_LINES: Final = 20
 
 

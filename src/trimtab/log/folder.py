@@ -1,4 +1,4 @@
-"""The run folder `<out>/trimtab/<run_id>/`: `run.json` and one journal a rank.
+"""The run folder `<out>/trimtab/<run_id>/`: `run.json` and the parts of each rank (`trimtab.log.parts`).
 
 Enters: an output folder and a header. Leaves: a folder for one attempt of one run. Invariant: a run that exists is
 never overwritten; `run.json` appears whole or not at all.
@@ -7,8 +7,8 @@ never overwritten; `run.json` appears whole or not at all.
 from __future__ import annotations
 
 import os
-import re
 import secrets
+import stat
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,13 @@ from typing import Final
 from trimtab.errors import LogError, UsageError
 from trimtab.log.frames import MAX_ATTEMPT
 from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
+from trimtab.log.parts import Part, list_parts, read_info
 from trimtab.log.scan import first_header, highest_attempt
+from trimtab.log.segment_info import BadSegmentError
 from trimtab.values import RunHeader
 
 HEADER_NAME: Final = "run.json"
 RUNS_NAME: Final = "trimtab"
-_JOURNAL: Final = re.compile(r"rank-(\d{5})\.journal\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
         header: What is known of this attempt.
 
     Returns:
-        The folder, with one attempt more than the highest in its journals.
+        The folder, with one attempt more than the highest in its journals and segments.
 
     Raises:
         LogError: There is no such run, or it was written by a newer version.
@@ -117,7 +118,9 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
     """
     path = run_path(out, run_id)
     if not is_run_folder(path):
-        raise LogError(f"no run {run_id} in {path.parent}; expected the folder {path} with a {HEADER_NAME} or journals")
+        raise LogError(
+            f"no run {run_id} in {path.parent}; expected the folder {path} with a {HEADER_NAME}, journals or segments"
+        )
     # A newer version and another run are refused before anything is appended: no reader would take it.
     file, found = _found_id(path)
     if found is not None and found != run_id:
@@ -125,16 +128,16 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
             f"{file} names the run {found!r}, and the folder is {run_id!r}: it was copied or renamed. Give the folder "
             f"its name back and continue run_id={found!r}, or choose a run_id that is not there yet"
         )
-    attempt = 1 + max((highest_attempt(journal) for _, journal in journals(path)), default=0)
+    attempt = 1 + max(map(_highest_attempt, list_parts(path)), default=0)
     if attempt > MAX_ATTEMPT:
         raise UsageError(f"run {run_id} in {path.parent} has been continued {MAX_ATTEMPT} times; start a new run")
     return RunFolder(path, replace(header, run_id=run_id), attempt)
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether the folder holds a `run.json` or a journal; False for one that cannot be looked into."""
+    """Whether the folder holds a `run.json`, a journal or a segment; False for one that cannot be looked into."""
     try:
-        return path.is_dir() and ((path / HEADER_NAME).is_file() or bool(journals(path)))
+        return path.is_dir() and ((path / HEADER_NAME).is_file() or bool(list_parts(path)))
     except (OSError, ValueError):  # no permission, a name that is too long, or no name for the system at all
         return False
 
@@ -149,12 +152,6 @@ def run_folders(out: str | os.PathLike[str]) -> list[Path]:
     return sorted(filter(is_run_folder, entries), key=_started)
 
 
-def journals(path: Path) -> list[tuple[int, Path]]:
-    """Rank and file of each journal in a run folder, by rank."""
-    found = ((_JOURNAL.match(entry.name), entry) for entry in path.iterdir())
-    return sorted((int(match[1]), entry) for match, entry in found if match is not None and entry.is_file())
-
-
 def read_header(path: Path) -> tuple[RunHeader | None, list[str]]:
     """What a folder's `run.json` says, and what was wrong with it; None if it is missing or no header.
 
@@ -163,6 +160,8 @@ def read_header(path: Path) -> tuple[RunHeader | None, list[str]]:
     """
     file = path / HEADER_NAME
     try:
+        if stat.S_ISFIFO(file.stat().st_mode):
+            return None, [f"{file}: a pipe, and no file"]  # nobody may ever write into it
         with file.open("rb") as stream:
             data = stream.read(MAX_HEADER_SIZE + 1)
     except OSError as error:
@@ -175,11 +174,34 @@ def _found_id(path: Path) -> tuple[Path, str | None]:
     header, _ = read_header(path)
     if header is not None and header.run_id is not None:
         return path / HEADER_NAME, header.run_id
-    for _, journal in journals(path):
-        header = first_header(journal)
-        if header is not None:
-            return journal, header.run_id
+    for part in list_parts(path):
+        file = part.journal or part.segment
+        assert file is not None
+        run_id = _run_id_of(part)
+        if run_id is not None:
+            return file, run_id
     return path, None
+
+
+def _run_id_of(part: Part) -> str | None:
+    if part.segment is not None:
+        try:
+            return read_info(part.segment).run_id
+        except BadSegmentError:
+            pass
+    header = first_header(part.journal) if part.journal is not None else None
+    return None if header is None else header.run_id
+
+
+def _highest_attempt(part: Part) -> int:
+    """0 where the part does not say: then nobody can read its records either."""
+    highest = highest_attempt(part.journal) if part.journal is not None else 0
+    if part.segment is None:
+        return highest
+    try:
+        return max(highest, *read_info(part.segment).attempts, 0)
+    except BadSegmentError:
+        return highest
 
 
 def _started(path: Path) -> tuple[float, str]:

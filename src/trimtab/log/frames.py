@@ -24,7 +24,8 @@ KIND_ATTEMPT: Final = 1
 KIND_ROWS: Final = 2
 KIND_STEPS: Final = 3
 KIND_EVENTS: Final = 4
-KINDS: Final = frozenset((KIND_ATTEMPT, KIND_ROWS, KIND_STEPS, KIND_EVENTS))
+KIND_IDS: Final = 5
+KINDS: Final = frozenset((KIND_ATTEMPT, KIND_ROWS, KIND_STEPS, KIND_EVENTS, KIND_IDS))
 
 CODEC_STORED: Final = 0
 CODEC_DEFLATE: Final = 1
@@ -45,7 +46,7 @@ class FrameHeader(NamedTuple):
         codec: How it is compressed.
         attempt: 1-based attempt of the run.
         rank: Rank that wrote it.
-        num_records: Micro-batches, steps or events in it.
+        num_records: Micro-batches, steps, events or ids in it.
         payload_size: Bytes after the header.
         raw_size: Bytes once decompressed.
         offset: Where the frame starts in its file.

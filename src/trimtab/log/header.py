@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict
 from typing import Any, Final
 
+from trimtab.dataset.table_files import MAX_NAME_CHARS, MAX_NAMES
 from trimtab.errors import LogError, UsageError
 from trimtab.values import RunHeader
 
@@ -61,6 +62,8 @@ def load_header(data: bytes, *, where: str) -> tuple[RunHeader | None, list[str]
     fields: dict[str, Any] = {}
     for name, default in asdict(_DEFAULTS).items():
         fields[name] = value = document.get(name, default)
+        if isinstance(value, list):
+            fields[name] = tuple(value)
         if not _FITS[name](value):
             fields[name] = default
             wrong.append(f"{where}: {name} is not what it should be; {default!r} is taken")
@@ -77,6 +80,14 @@ def _is_text(value: object) -> bool:
 
 def _is_optional_text(value: object) -> bool:
     return value is None or isinstance(value, str)
+
+
+def _is_names(value: object) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) <= MAX_NAMES
+        and all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in value)
+    )
 
 
 def _is_optional_count(value: object) -> bool:
@@ -114,4 +125,7 @@ _FITS: Final = {
     "out": _is_optional_text,
     "experiment": _is_optional_text,
     "trimtab_version": _is_text,
+    "dataset_files": _is_names,
+    "dataset_index_files": _is_names,
+    "dataset_columns": _is_names,
 }

@@ -5,12 +5,16 @@ Enters: blocks. Leaves: one `os.write` a frame at the end of the file. Invariant
 
 One writer at a time, by a lock that ends with the process. After a torn tail nothing is repaired: the next frame names
 its own offset, and a reader finds it.
+
+    rank-00000.journal --rename--> rank-00000.000001.journal       `rotate`: the lock stays on the closed file until it
+    rank-00000.journal.new --rename--> rank-00000.journal          is sealed, and is on the new one before it has a name
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import sys
 import time
@@ -20,6 +24,7 @@ from typing import Final
 
 from trimtab.errors import UsageError
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK, Block, pack_frame
+from trimtab.log.parts import NEW_SUFFIX
 
 if sys.platform != "win32":  # there, one writer is the user's promise
     import fcntl
@@ -27,11 +32,6 @@ if sys.platform != "win32":  # there, one writer is the user's promise
 _SYNC_INTERVAL_S: Final = 1.0
 _NO_SYNC: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What a file system says that cannot sync; one whose disk is broken says something else."""
-
-
-def journal_name(rank: int) -> str:
-    """File name of a rank's journal: `rank-00000.journal`."""
-    return f"rank-{rank:05d}.journal"
 
 
 class JournalWriter:
@@ -67,13 +67,18 @@ class JournalWriter:
         self._clock = clock
         self._unsynced = False
         self._synced_at = clock()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(path, flags, 0o666)
+        self._closed_fd = -1
+        self._fd = _open_locked(path)
         try:
-            _lock(self._fd, path)
+            _demand_no_other_writer(path)
         except BaseException:
             os.close(self._fd)
             raise
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file that is being written."""
+        return os.fstat(self._fd).st_size
 
     def append(self, block: Block) -> int:
         """Writes the block as one frame and returns its offset.
@@ -83,7 +88,7 @@ class JournalWriter:
             ValueError: The block is over the format's bounds.
         """
         # Asked each time: after a write that failed midway the end is not where we left it.
-        offset = os.fstat(self._fd).st_size
+        offset = self.size_bytes
         rest = pack_frame(block, attempt=self._attempt, rank=self._rank, offset=offset)
         self._unsynced = True
         written = self._write(self._fd, rest)
@@ -127,32 +132,142 @@ class JournalWriter:
         now = self._clock()
         if not self._unsynced or (now - self._synced_at < _SYNC_INTERVAL_S and not force):
             return
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            if error.errno not in _NO_SYNC:
-                raise
+        sync(self._fd)
         self._unsynced = False
         self._synced_at = now
 
-    def close(self) -> None:
-        """Syncs and closes; the lock is given back. Closing twice does nothing."""
-        if self._fd < 0:
-            return
+    def rotate(self, closed: Path, first: Block) -> None:
+        """Gives what was written so far another name, and goes on in a new file under the old one.
+
+        The lock on the closed file is kept until `release`, so that at each moment one of the two keeps others out.
+
+        Args:
+            closed: Where the file goes; nothing may be there.
+            first: What the new file begins with.
+
+        Raises:
+            OSError: It could not; what was written is under the old name, or under the new one, and the journal is
+                appended to as before.
+        """
+        self.sync(force=True)
+        draft = self._no_draft()
+        before = self._fd
+        self._fd = _open_locked(draft)
         try:
+            self.append(first)
             self.sync(force=True)
+            self.path.rename(closed)
+            try:
+                draft.rename(self.path)
+            except OSError:
+                closed.rename(self.path)
+                raise
+        except BaseException:
+            os.close(self._fd)
+            self._fd = before
+            draft.unlink(missing_ok=True)
+            raise
+        self._closed_fd = before
+
+    def finish(self, closed: Path) -> None:
+        """Gives the file another name and ends the writing; the lock is kept until `close`.
+
+        Raises:
+            OSError: It could not, and the file is where it was.
+        """
+        self.sync(force=True)
+        self._no_draft()
+        self.path.rename(closed)
+        self._closed_fd, self._fd = self._fd, -1
+
+    def _no_draft(self) -> Path:
+        """Where the next journal is made before it has its name; what a writer left that was stopped there is gone."""
+        draft = self.path.with_name(self.path.name + NEW_SUFFIX)
+        draft.unlink(missing_ok=True)
+        return draft
+
+    def release(self) -> None:
+        """Gives back the lock on the closed file."""
+        fd, self._closed_fd = self._closed_fd, -1
+        _release(fd)
+
+    def close(self) -> None:
+        """Syncs and closes; the locks are given back. Closing twice does nothing."""
+        try:
+            if self._fd >= 0:
+                self.sync(force=True)
         finally:
-            if sys.platform != "win32":
-                # A forked worker may still hold the descriptor, and with it the lock, unless it is given back by name.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self.abandon()
+            fd, self._fd = self._fd, -1
+            _release(fd)
+            self.release()
 
     def abandon(self) -> None:
-        """Closes this process's descriptor and leaves file and lock alone; for a forked child."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        """Closes this process's descriptors and leaves files and locks alone; for a forked child."""
+        for fd in (self._fd, self._closed_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._closed_fd = -1
+
+
+def sync(fd: int) -> None:
+    """Puts an open file, or a folder's list, on the disk; a file system that cannot is left to its own time.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def _open_locked(path: Path) -> int:
+    """A descriptor of the file under this name, made if there is none, with the lock on it."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            _lock(fd, path)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), path.stat()):
+                    return fd
+        except BaseException:
             os.close(fd)
+            raise
+        os.close(fd)  # the writer before us sealed it between our opening and our lock
+
+
+def _demand_no_other_writer(path: Path) -> None:
+    """A writer in the middle of a rotation has its lock on a closed journal of the same rank."""
+    if sys.platform == "win32":
+        return
+    for closed in path.parent.glob(f"{glob.escape(path.stem)}.*{path.suffix}"):
+        fd = os.open(closed, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(path) from error
+        except OSError:
+            return  # a file system without locks
+        finally:
+            os.close(fd)
+
+
+def _release(fd: int) -> None:
+    if fd < 0:
+        return
+    if sys.platform != "win32":
+        # A forked worker may still hold the descriptor, and with it the lock, unless it is given back by name.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is being written by another process or recorder; expected to be its only writer. "
+        "End the other one, or choose another run_id"
+    )
 
 
 def _lock(fd: int, path: Path) -> None:
@@ -161,9 +276,6 @@ def _lock(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UsageError(
-            f"{path} is being written by another process or recorder; expected to be its only writer. "
-            "End the other one, or choose another run_id"
-        ) from error
+        raise _taken(path) from error
     except OSError:
         return  # a file system without locks (some network mounts): recorded all the same

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trimtab.errors import LogError
 from trimtab.log import folder, foreign, table
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.frames import MAGIC
+from trimtab.log.parts import SEGMENTS_NAME
 from trimtab.log.run_source import RunSource
 from trimtab.log.source import Source
 from trimtab.values import Event, RunHeader
@@ -65,14 +69,15 @@ class Log:
         *,
         first_step: int | None = None,
         last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks, as they were recorded; for the arguments see `trimtab.log.source.Source`."""
-        return self._source.row_blocks(first_step=first_step, last_step=last_step, progress=progress)
+        return self._source.row_blocks(first_step=first_step, last_step=last_step, rows=rows, progress=progress)
 
-    def step_columns(self) -> StepColumns:
-        """All step records, rank by rank, in the order recorded."""
-        return self._source.step_columns()
+    def step_columns(self, *, brief: bool = False) -> StepColumns:
+        """All step records, rank by rank, in the order recorded; for `brief` see `trimtab.log.source.Source`."""
+        return self._source.step_columns(brief=brief)
 
     def event_list(self) -> list[Event]:
         """All events, by time."""
@@ -98,14 +103,18 @@ class Log:
         """One line an event."""
         return table.events_table(self._source)
 
+    def ids(self) -> table.Table:
+        """One line a row of which more is known than its number."""
+        return table.ids_table(self._source)
+
 
 def open_log(path: str | os.PathLike[str]) -> Log:
     """Opens the log at `path`.
 
     Args:
-        path: A run folder, its `run.json` or one of its journals; an output folder or its `trimtab` folder (the newest
-            run is opened, and the others are said); a log in a format of `trimtab.log.foreign`, or a folder that holds
-            one under its usual name.
+        path: A run folder, its `run.json`, one of its journals, or something in its `segments` (the run is opened); an
+            output folder or its `trimtab` folder (the newest run is opened, and the others are said); a log in a format
+            of `trimtab.log.foreign`, or a folder that holds one under its usual name.
 
     Returns:
         The log; reading starts when it is asked for something.
@@ -121,22 +130,35 @@ def open_log(path: str | os.PathLike[str]) -> Log:
         raise LogError(f"{place} {found}. {_what_is_read()}")
     if place.name == folder.HEADER_NAME:
         return Log(_source_in(place.parent))
-    return Log(_source_of_file(place))
+    around = _run_around(place)
+    return Log(RunSource(around) if around is not None else _source_of_file(place))
 
 
 def _source_in(place: Path) -> Source:
     """The source in a folder."""
     if folder.is_run_folder(place):
         return RunSource(place)
+    around = _run_around(place)
+    if around is not None:
+        return RunSource(around)
     out = place.parent if place.name == folder.RUNS_NAME and not (place / folder.RUNS_NAME).is_dir() else place
     runs = folder.run_folders(out)
     if runs:
         others = [f"{len(runs)} runs are in {out}; the newest, {runs[-1].name}, was read"] if len(runs) > 1 else []
         return RunSource(runs[-1], notices=others)
-    file = next((place / name for name in foreign.file_names() if (place / name).is_file()), None)
-    if file is not None:
-        return _source_of_file(file)
+    files = foreign.usual_files(place)
+    if files:
+        return _source_of_file(files[0])
+    source = foreign.source_in(place)
+    if source is not None:
+        return source
     raise LogError(f"no log in {place}, {_contents(place)}. {_what_is_read()}")
+
+
+def _run_around(place: Path) -> Path | None:
+    """The run folder, of its `segments`, a segment in there, or a file of one: a run is read whole."""
+    folders = [above for above in (place, *place.parents[:2]) if above.name == SEGMENTS_NAME]
+    return next((above.parent for above in folders if folder.is_run_folder(above.parent)), None)
 
 
 def _source_of_file(place: Path) -> Source:
@@ -173,6 +195,6 @@ def _what_is_read() -> str:
     files = " or ".join(foreign.file_names())
     formats = ", ".join(foreign.FORMATS)
     return (
-        f"Give a run folder ({folder.HEADER_NAME}, rank-*.journal), a file of it, an output folder (trimtab/<run>), or "
-        f"another tool's log: {formats} (in a folder: {files})."
+        f"Give a run folder ({folder.HEADER_NAME}, rank-*.journal, {SEGMENTS_NAME}), a file of it, an output folder "
+        f"(trimtab/<run>), or another tool's log: {formats} (in a folder: {files})."
     )

@@ -1,8 +1,8 @@
 """Turns what is handed to the recorder into blocks, in the writer thread.
 
-Enters: `MicroBatch`, `StepRow`, `Event` with arrays of any kind. Leaves: blocks for the journal, each of which fits a
-frame, and a reason for each item that cannot be recorded. Invariant: one bad item costs that item and none of its
-neighbours.
+Enters: `MicroBatch`, `StepRow`, `Event`, `RowIds` with arrays of any kind. Leaves: blocks for the journal, each of
+which fits a frame, and a reason for each item that cannot be recorded. Invariant: one bad item costs that item and none
+of its neighbours.
 
 Policy: rows are int64, `num_tokens` 0 to 2**31 - 1, `loss_sums` are rounded to float32 (beyond its range: infinite). An
 entry without tokens is recorded with loss 0. Nothing is clipped: an item outside these ranges is refused.
@@ -26,9 +26,11 @@ from trimtab.log.blocks import (
     encode_steps,
     event_text,
 )
-from trimtab.log.columns import StepColumns
+from trimtab.log.columns import IdColumns, StepColumns
 from trimtab.log.frames import MAX_PAYLOAD, Block
-from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, StepRow, json_number
+from trimtab.log.ids import MAX_NAME_BYTES, encode_ids
+from trimtab.text import without_surrogates
+from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RowIds, StepRow, json_number
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -71,6 +73,11 @@ def event_blocks(items: Sequence[Event]) -> tuple[list[Block], list[str]]:
                 f"{MAX_PAYLOAD}; write what it carries into a file of your own and record the file's name"
             )
     return [encode_events(group) for group in _groups(sized)], refused
+
+
+def id_blocks(items: Sequence[RowIds]) -> tuple[list[Block], list[str]]:
+    """Ids blocks of what is known of rows, and why some items were refused."""
+    return _all_but_the_bad(items, lambda some: list(encode_ids(IdColumns.concat(map(_ids, some)))))
 
 
 def spell_fault(fault: BaseException | str, *, max_length: int = 500) -> str:
@@ -241,15 +248,16 @@ def _gather_steps(items: Sequence[StepRow]) -> StepColumns:
         # To float32, 60 ns in a second: half the bytes of a clock's noise.
         wall_s = _floats(fields["wall_s"], "wall_s").astype(np.float32).astype(np.float64)
     unsaid = np.zeros(len(items), np.int32)
+    grad_norm, lr = _floats(fields["grad_norm"], "grad_norm"), _floats(fields["lr"], "lr")
     return StepColumns(
         attempt=unsaid,  # the journal's writer knows them, and writes them into the frame's header
         rank=unsaid,
         step=_integers(fields["step"], "step", _INT64_MAX),
         loss=_floats(fields["loss"], "loss"),
-        grad_norm=_floats(fields["grad_norm"], "grad_norm"),
-        has_grad_norm=np.array([value is not None for value in fields["grad_norm"]]),
-        lr=_floats(fields["lr"], "lr"),
-        has_lr=np.array([value is not None for value in fields["lr"]]),
+        grad_norm=grad_norm,
+        has_grad_norm=_known(fields["grad_norm"], grad_norm),
+        lr=lr,
+        has_lr=_known(fields["lr"], lr),
         reason=reason.astype(np.uint8),
         clipped=np.array([-1 if value is None else int(bool(value)) for value in fields["clipped"]], np.int8),
         loss_scale=_floats(fields["loss_scale"], "loss_scale"),
@@ -260,12 +268,62 @@ def _gather_steps(items: Sequence[StepRow]) -> StepColumns:
     )
 
 
+def _ids(item: RowIds) -> IdColumns:
+    row = _whole_numbers(item.rows, "rows")
+    table_row = np.full(row.size, -1) if item.table_rows is None else _whole_numbers(item.table_rows, "table_rows")
+    digest = np.full(row.size, None) if item.digests is None else np.asarray(item.digests)
+    has_digest = np.ones(digest.shape, np.bool_)
+    if digest.dtype == np.object_:  # some rows have none
+        has_digest = np.array([entry is not None for entry in digest])
+        digest = np.array([0 if entry is None else operator.index(entry) for entry in digest], np.int64)
+    digest = _whole_numbers(digest, "digests")
+    name = np.full(row.size, None, np.object_)
+    if item.names is not None:
+        name = np.fromiter((_name(entry) for entry in item.names), np.object_)
+    if not row.size == table_row.size == digest.size == name.size:
+        raise RefusedError(
+            f"ids of {row.size} rows with {table_row.size} rows of the table, {digest.size} digests and {name.size} "
+            "names; expected parts of the same length"
+        )
+    if row.size and table_row.min() < -1:
+        raise RefusedError(f"ids: row {table_row.min()} of the table; expected -1 or more")
+    return IdColumns(row, table_row, digest, has_digest, name)
+
+
+def _name(entry: Any) -> str | None:
+    """A name as UTF-8 holds it: a lone surrogate becomes a visible escape."""
+    if entry is None:
+        return None
+    if not isinstance(entry, str):
+        raise RefusedError(f"ids: a name is {type(entry).__name__}; expected str")
+    name = without_surrogates(entry[: MAX_NAME_BYTES + 1])
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise RefusedError(f"ids: the name {name[:40]!r}... is over {MAX_NAME_BYTES} bytes; use shorter names")
+    return name
+
+
+def _whole_numbers(values: Any, name: str) -> NDArray[np.int64]:
+    """One-dimensional integers within int64; an empty list has no type that could be wrong."""
+    numbers = np.asarray(values)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise RefusedError(f"ids: {name} are {numbers.dtype} of shape {numbers.shape}; expected a list of integers")
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() > _INT64_MAX:
+        raise RefusedError(f"ids: {name} {numbers.max()} is above int64")
+    return numbers.astype(np.int64, copy=False)
+
+
 def _floats(values: Sequence[Any], name: str) -> NDArray[np.float64]:
     """The values as float64; None becomes NaN, a 0-d array or tensor its number."""
     numbers = np.array(values, np.float64)
     if numbers.ndim != 1:
         raise RefusedError(f"{name} of shape {numbers.shape[1:]}; expected a number")
     return numbers
+
+
+def _known(values: Sequence[Any], numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of the values are not None; looked at one by one only where a number is NaN, as None has become."""
+    known = ~np.isnan(numbers)
+    return known if known.all() else np.array([value is not None for value in values])
 
 
 def _integers(values: Sequence[Any], name: str, highest: int) -> NDArray[np.int64]:

@@ -1,30 +1,49 @@
-"""Reads the run folders that Trimtab writes: `run.json` and a journal a rank.
+"""Reads the run folders that Trimtab writes: `run.json` and the parts of each rank, sealed or not.
 
-Enters: a run folder, or one journal of it. Leaves: a `Source`. Invariant: damage in a journal raises nothing, and what
-it cost is said in `notices()`; memory stays at a few blocks.
+Enters: a run folder, or one journal of it. Leaves: a `Source`. Invariants: damage raises nothing, and what it cost is
+said in `notices()`; memory stays at a few blocks; the log is that of one moment, also while the run goes on writing and
+sealing: no record stands in it twice, and none is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.errors import LogError
 from trimtab.log import folder
-from trimtab.log.blocks import MicroColumns, decode_events, decode_rows, decode_steps
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
-from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, FrameHeader, inflate
-from trimtab.log.planes import BadBlockError
-from trimtab.log.scan import Journal
+from trimtab.log.journal_part import JournalPart
+from trimtab.log.parts import ACTIVE, Part, list_parts, missing_numbers, other_files, read_info
+from trimtab.log.segment_info import BadSegmentError, SegmentInfo
 from trimtab.values import Event, RunHeader
 
-# Small blocks of a slow run are handed on together: numpy's fixed cost a call is then nothing, 5 MB are held.
-_ROWS_AT_ONCE: Final = 1 << 17
+if TYPE_CHECKING:
+    import duckdb
 
-_Decoded = TypeVar("_Decoded")
+    from trimtab.log.segment_part import SegmentPart
+
+_MAX_HELD: Final = 256
+"""Journals that are held open at a time; a run of more ranks is reread if it seals one while it is read."""
+
+_MAX_LOOKS: Final = 100
+"""Looks at a folder that goes on changing: a run seals a journal a rank in minutes, not in milliseconds."""
+
+
+_FREE_BYTES: Final = 256 << 20
+_BYTES_PER_BYTE: Final = 64
+"""What is held whole, steps, events and ids, may take 256 MiB of each part, or 64 times the part's size: real records
+take up to 25 times theirs, and a file that is made to hurt, a million times."""
+
+_STEP_BYTES: Final = 96
+_JSON_SIZES: Final = 10
+_ID_BYTES: Final = 100
+
+_Block = TypeVar("_Block")
 
 
 class RunSource:
@@ -36,26 +55,26 @@ class RunSource:
         notices: What is to be said first.
 
     Raises:
-        LogError: There is neither a header nor a journal that names the run, or a newer version wrote it.
+        LogError: There is neither a header nor a part that names the run, or a newer version wrote it.
     """
 
     def __init__(self, path: Path, *, journal: Path | None = None, notices: list[str] | None = None) -> None:
         header, wrong = folder.read_header(path)
         self._notices = [*(notices or []), *wrong]
-        run_id = header.run_id if header is not None else None
-        try:
-            files = [journal] if journal is not None else [file for _, file in folder.journals(path)]
-        except OSError as error:
-            raise LogError(f"{path} cannot be listed: {error.strerror}") from error
-        self._journals = [Journal(file, run_id=run_id) for file in files]
+        self._run_id = header.run_id if header is not None else None
         self._path = path if journal is None else journal
+        self._database: duckdb.DuckDBPyConnection | None = None
+        if journal is not None:
+            self._parts: list[JournalPart | SegmentPart] = [JournalPart(journal, run_id=self._run_id)]
+        else:
+            self._parts = self._look(path)
         self._header = self._settle_header(header)
         if journal is None:
-            self._say_missing_ranks(files)
+            self._say_missing_ranks()
 
     @property
     def header(self) -> RunHeader:
-        """What `run.json` says, else what the first attempt header in a journal says."""
+        """What `run.json` says, else what the first attempt header in a part says."""
         return self._header
 
     @property
@@ -65,131 +84,180 @@ class RunSource:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all journals read, when they were opened."""
-        return sum(journal.size_bytes for journal in self._journals)
+        """Size of all parts read, when they were opened."""
+        return sum(part.size_bytes for part in self._parts)
 
     @property
     def has_rows(self) -> bool:
-        """Whether any rows block is in it; reads up to the first."""
-        return any(next(journal.frames((KIND_ROWS,)), None) is not None for journal in self._journals)
+        """Whether any rows were recorded; reads up to the first."""
+        return any(part.has_rows for part in self._parts)
 
     def notices(self) -> list[str]:
         """What was left out, file by file. Reads what has not been read yet."""
-        for journal in self._journals:
-            journal.scan()
-        return [*self._notices, *(line for journal in self._journals for line in journal.notices())]
+        return [*self._notices, *(line for part in self._parts for line in part.notices())]
 
     def row_blocks(
         self,
         *,
         first_step: int | None = None,
         last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks of about 131,072, each of one rank; see `Source.row_blocks`."""
         done = 0
-        for journal in self._journals:
-            waiting: list[tuple[FrameHeader, MicroColumns]] = []
-            num_waiting = 0
-            frames = journal.frames((KIND_ROWS,), first_step=first_step, last_step=last_step)
-            for header, columns in _decoded(journal, frames, lambda _, raw: decode_rows(raw)):
-                waiting.append((header, columns))
-                num_waiting += columns.row.size
-                if num_waiting >= _ROWS_AT_ONCE:
-                    if progress is not None:
-                        progress(done + header.end)
-                    yield _row_columns(waiting)
-                    waiting, num_waiting = [], 0
-            if num_waiting:
-                yield _row_columns(waiting)
-            done += journal.size_bytes
+        for part in self._parts:
+            for end, columns in part.row_blocks(first_step=first_step, last_step=last_step, rows=rows):
+                if progress is not None:
+                    progress(done + end)
+                yield columns
+            done += part.size_bytes
             if progress is not None:
                 progress(done)
 
-    def step_columns(self) -> StepColumns:
+    def step_columns(self, *, brief: bool = False) -> StepColumns:
         """All step records, rank by rank, in the order recorded."""
-
-        def decode(header: FrameHeader, raw: bytes) -> StepColumns:
-            return decode_steps(raw, attempt=header.attempt, rank=header.rank)
-
-        return StepColumns.concat(
+        blocks = (
             columns
-            for journal in self._journals
-            for _, columns in _decoded(journal, journal.frames((KIND_STEPS,)), decode)
+            for part in self._parts
+            for columns in self._within_reason(
+                part, ((_STEP_BYTES * c.num_records, c) for c in part.step_blocks(brief=brief))
+            )
         )
+        return StepColumns.concat_brief(blocks) if brief else StepColumns.concat(blocks)
 
     def event_list(self) -> list[Event]:
         """All events of all ranks, by time."""
-        found: list[Event] = []
-        for journal in self._journals:
-            for _, events in _decoded(journal, journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
-                found += events
+        found = [
+            event
+            for part in self._parts
+            for events in self._within_reason(part, ((_JSON_SIZES * size, e) for size, e in part.event_blocks()))
+            for event in events
+        ]
         return sorted(found, key=lambda event: event.time)
 
     def id_columns(self) -> IdColumns:
-        """None: a log of this format knows rows by number alone."""
-        return IdColumns.empty()
+        """What the rows of all ranks are beside their number, each row once, ascending."""
+        return IdColumns.concat(
+            columns
+            for part in self._parts
+            for columns in self._within_reason(part, ((_size_of_ids(c), c) for c in part.id_blocks()))
+        ).latest()
 
     def restarts(self) -> tuple[int, ...]:
         """None: an attempt continues the run before it."""
         return ()
 
+    def _within_reason(self, part: JournalPart | SegmentPart, blocks: Iterator[tuple[int, _Block]]) -> Iterator[_Block]:
+        """The blocks, given with what they take in memory, up to what a part of its size could honestly hold."""
+        left = max(_FREE_BYTES, _BYTES_PER_BYTE * part.size_bytes)
+        for size, block in blocks:
+            left -= size
+            if left < 0:
+                line = f"{part.name}: its {part.size_bytes} bytes hold more than any run records; the rest was left out"
+                if line not in self._notices:
+                    self._notices.append(line)
+                return
+            yield block
+
+    def _look(self, path: Path) -> list[JournalPart | SegmentPart]:
+        """The parts at one moment: looked at anew if one was sealed, and its journal deleted, while we looked."""
+        try:
+            for _ in range(_MAX_LOOKS):
+                said = len(self._notices)
+                found = self._open_all(path)
+                if found is not None:
+                    return found
+                del self._notices[said:]
+        except OSError as error:
+            raise LogError(f"{path} cannot be listed: {error.strerror}") from error
+        raise LogError(f"{path} changed {_MAX_LOOKS} times while it was listed; read it when the run has ended")
+
+    def _open_all(self, path: Path) -> list[JournalPart | SegmentPart] | None:
+        """All parts, opened; None where they changed meanwhile."""
+        parts = list_parts(path)
+        hold = sum(part.journal is not None for part in parts) <= _MAX_HELD
+        opened: list[JournalPart | SegmentPart] = []
+        inodes: dict[int, tuple[int, int]] = {}
+        for part in parts:
+            try:
+                reader = self._open(part, hold=hold)
+            except LogError:
+                if part.journal is not None and not part.journal.exists():
+                    return None
+                raise
+            if isinstance(reader, JournalPart) and part.number == ACTIVE:
+                inodes[part.rank] = reader.journal.inode
+            opened += [] if reader is None else [reader]
+        # A rank whose newest journal is another file by now closed the one that we opened: it may stand in two places.
+        after = list_parts(path)
+        if [part[:2] for part in after] != [part[:2] for part in parts]:
+            return None
+        for part in after:
+            if part.journal is not None and part.number == ACTIVE and _inode(part.journal) != inodes.get(part.rank):
+                return None
+        self._notices += [f"{name} is a link or no file, and was left out" for name in other_files(path)]
+        for rank, numbers in missing_numbers(parts).items():
+            lost = f"{len(numbers)} parts of rank {rank} are missing, the first of them part {numbers[0]}"
+            self._notices.append(f"{lost}: their records are lost")
+        return opened
+
+    def _open(self, part: Part, *, hold: bool) -> JournalPart | SegmentPart | None:
+        """The sealed segment of a part, else its journal; None where neither can be read, which is said."""
+        if part.segment is not None:
+            try:
+                info = read_info(part.segment)
+                if self._run_id is not None and info.run_id not in (None, self._run_id):
+                    raise BadSegmentError("belongs to another run")
+            except BadSegmentError as error:
+                instead = " and its journal read instead" if part.journal is not None else ""
+                name = part.segment.relative_to(part.segment.parents[1])
+                self._notices.append(f"{name}: its segment.json {error}; the segment was left out{instead}")
+            else:
+                return self._segment(part.segment, info)
+        if part.journal is None:
+            return None
+        return JournalPart(part.journal, rank=part.rank, run_id=self._run_id, hold=hold)
+
+    def _segment(self, path: Path, info: SegmentInfo) -> SegmentPart:
+        # Here, because it loads DuckDB, which a log without segments does not need.
+        from trimtab.log.parquet import connect
+        from trimtab.log.segment_part import SegmentPart
+
+        self._database = self._database or connect()
+        return SegmentPart(path, info, self._database)
+
     def _settle_header(self, header: RunHeader | None) -> RunHeader:
         if header is not None:
             return header
-        for journal in self._journals:
-            journal.scan()
-            if journal.header is not None:
-                self._notices.append(f"the run's header was taken from {journal.path.name}")
-                return journal.header
-        if any(next(journal.frames((KIND_ROWS, KIND_STEPS)), None) for journal in self._journals):
+        for part in self._parts:
+            found = part.run_header()
+            if found is not None:
+                self._notices.append(f"the run's header was taken from {part.name}")
+                return found
+        if any(part.has_records() for part in self._parts):
             self._notices.append("nothing says which run this is; its records are read all the same")
             return RunHeader(run_id=None, backend="unknown")
         raise LogError(
-            f"{self._path} is no readable log: {'; '.join([*self._notices, 'and no journal holds a block'])}"
+            f"{self._path} is no readable log: {'; '.join([*self._notices, 'and no journal or segment holds a block'])}"
         )
 
-    def _say_missing_ranks(self, files: list[Path]) -> None:
-        missing = self._header.world_size - len(files)
-        if files and missing > 0:
+    def _say_missing_ranks(self) -> None:
+        ranks = {part.rank for part in self._parts}
+        missing = self._header.world_size - len(ranks)
+        if ranks and missing > 0:
             self._notices.append(
                 f"{missing} of {self._header.world_size} ranks have no journal in {self._path}: their rows are missing"
             )
 
 
-def _decoded(
-    journal: Journal, frames: Iterator[tuple[FrameHeader, bytes]], decode: Callable[[FrameHeader, bytes], _Decoded]
-) -> Iterator[tuple[FrameHeader, _Decoded]]:
-    """What the frames hold; one that does not hold together is noted in its journal and left out."""
-    for header, payload in frames:
-        raw = inflate(header, payload)
-        if raw is None:
-            journal.refuse(header, "its compressed bytes are wrong or longer than it says")
-            continue
-        try:
-            decoded = decode(header, raw)
-        except BadBlockError as error:
-            journal.refuse(header, str(error))
-            continue
-        yield header, decoded
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
-def _row_columns(parts: list[tuple[FrameHeader, MicroColumns]]) -> RowColumns:
-    num_rows = np.concatenate([columns.num_rows for _, columns in parts])
-    attempt = np.repeat([header.attempt for header, _ in parts], [columns.step.size for _, columns in parts])
-
-    def per_row(values: list[np.ndarray]) -> np.ndarray:
-        return np.repeat(np.concatenate(values), num_rows)
-
-    row = np.concatenate([columns.row for _, columns in parts])
-    return RowColumns(
-        attempt=np.repeat(attempt.astype(np.int32), num_rows),
-        step=per_row([columns.step for _, columns in parts]),
-        micro=per_row([columns.micro.astype(np.int32) for _, columns in parts]),
-        rank=np.full(row.size, parts[0][0].rank, np.int32),
-        row=row,
-        loss_sum=np.concatenate([columns.loss_sum for _, columns in parts]),
-        num_tokens=np.concatenate([columns.num_tokens.astype(np.int32) for _, columns in parts]),
-        reason=per_row([columns.reason.astype(np.uint8) for _, columns in parts]),
-        keep=per_row([columns.keep for _, columns in parts]),
-    )
+def _size_of_ids(columns: IdColumns) -> int:
+    return _ID_BYTES * columns.num_records + sum(len(name) for name in columns.name if name is not None)

@@ -2,7 +2,8 @@
 
 Enters: a path. Leaves: frames whose two checksums were right, in file order, and after a full pass one line for each
 stretch that was left out. Invariants: damage never raises and never yields a wrong frame; memory stays at one frame;
-work stays linear in the file's size, also in a file made to prevent that.
+work stays linear in the file's size, also in a file made to prevent that; a journal that is renamed or deleted by its
+writer, who sealed it, is read to its end all the same.
 
 ```
   frame | frame | damaged ... | frame        after damage: look for the next magic, then for a header that names this
@@ -12,11 +13,15 @@ work stays linear in the file's size, also in a file made to prevent that.
 
 from __future__ import annotations
 
+import io
+import os
+import stat
+import weakref
 import zlib
 from array import array
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from trimtab.errors import LogError
 from trimtab.log.damage import MAX_LINES, Damage, Gap, contents
@@ -47,16 +52,35 @@ class Journal:
         path: The file.
         run_id: Frames of other runs are left out; None takes the run of the first attempt header.
         spare_work: Bytes of failed checksums allowed beyond the file's size.
+        hold: Keep the file open, so that its writer may rename or delete it meanwhile.
+
+    Attributes:
+        path: Where the file was.
+        inode: Device and inode of the file: what it is, whatever its name.
+        header: What the first attempt frame says of the run; known after a full pass.
+        attempt_numbers: Attempts whose frames were seen.
 
     Raises:
-        LogError: The file cannot be opened.
+        LogError: The file cannot be opened, or is none.
     """
 
-    def __init__(self, path: Path, *, run_id: str | None = None, spare_work: int = _SPARE_WORK) -> None:
+    def __init__(
+        self, path: Path, *, run_id: str | None = None, spare_work: int = _SPARE_WORK, hold: bool = True
+    ) -> None:
         self.path = path
-        self.size_bytes = _size(path)
+        fd = _open(path)
+        status = os.fstat(fd)
+        self.inode = (status.st_dev, status.st_ino)
+        self.size_bytes = status.st_size
+        self._fd: int | None = None
+        if hold and hasattr(os, "pread"):
+            self._fd = fd
+            weakref.finalize(self, os.close, fd)
+        else:
+            os.close(fd)
         self.num_checked_bytes = 0
         self.header: RunHeader | None = None
+        self.attempt_numbers: set[int] = set()
         self._run_id = run_id
         self._spare_work = spare_work
         self._index: _Index | None = None
@@ -69,11 +93,11 @@ class Journal:
         """Good frames of these kinds with their payloads, left compressed; those wholly outside the steps are skipped.
 
         Raises:
-            LogError: The file has gone since it was opened.
+            LogError: The file has gone since it was opened, and was not held.
         """
         low = -(2**63) if first_step is None else first_step
         high = 2**63 - 1 if last_step is None else last_step
-        with _open(self.path) as file:
+        with self._reader() as file:
             if self._index is not None:
                 yield from self._read_index(file, self._index, kinds, low, high)
                 return
@@ -86,6 +110,11 @@ class Journal:
         if self._index is None:
             for _ in self.frames(()):
                 pass
+
+    def attempts(self) -> Iterator[tuple[int, RunHeader | None]]:
+        """Each attempt frame's number and what it says of the run; None where that cannot be read."""
+        for header, payload in self.frames((KIND_ATTEMPT,)):
+            yield header.attempt, _attempt(header, payload)[0]
 
     def refuse(self, header: FrameHeader, why: str) -> None:
         """Notes that a frame with right checksums does not hold together, so that it is said once."""
@@ -100,6 +129,17 @@ class Journal:
         more = len(refused) - MAX_LINES
         rest = [f"{self.path.name}: {more} more blocks that do not hold together"] if more > 0 else []
         return [*self._damage, *refused[:MAX_LINES], *rest]
+
+    def _reader(self) -> BinaryIO:
+        """The file from its start, at a position of its own."""
+        if self._fd is not None:
+            return cast("BinaryIO", io.BufferedReader(_Held(self._fd), _CHUNK))
+        file = os.fdopen(_open(self.path), "rb", buffering=_CHUNK)
+        status = os.fstat(file.fileno())
+        if (status.st_dev, status.st_ino) != self.inode:
+            file.close()
+            raise LogError(f"{self.path} is another file than a moment ago: the run goes on writing; read it again")
+        return file
 
     def _read_index(
         self, file: BinaryIO, index: _Index, kinds: Collection[int], low: int, high: int
@@ -133,6 +173,7 @@ class Journal:
                 damage.num_of_other_runs += 1
                 continue
             index.add(header)
+            self.attempt_numbers.add(header.attempt)
             yield header, payload
         self._index, self._damage, self.header = index, damage.said(), first_run
 
@@ -180,9 +221,10 @@ class Journal:
 
 def highest_attempt(path: Path) -> int:
     """Highest attempt in a journal, by its frame headers: payloads are hopped over, but for the last. 0 if none."""
-    size, highest, position, look_from = _size(path), 0, 0, 0
-    work = size + _SPARE_WORK
-    with _open(path) as file:
+    highest, position, look_from = 0, 0, 0
+    with os.fdopen(_open(path), "rb", buffering=_CHUNK) as file:
+        size = os.fstat(file.fileno()).st_size
+        work = size + _SPARE_WORK
         while position < size and work > 0:
             file.seek(position)
             header = parse_header(file.read(HEADER_SIZE), position)
@@ -200,11 +242,32 @@ def highest_attempt(path: Path) -> int:
 
 def first_header(path: Path) -> RunHeader | None:
     """What the first attempt frame of a journal says of its run; None if none can be read."""
-    for header, payload in Journal(path).frames((KIND_ATTEMPT,)):
-        run, _ = _attempt(header, payload)
-        if run is not None:
-            return run
-    return None
+    return next((run for _, run in Journal(path).attempts() if run is not None), None)
+
+
+class _Held(io.RawIOBase):
+    """A file that is open already, read at a position of its own and not closed with this."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence == os.SEEK_SET or (whence == os.SEEK_CUR and offset == 0)
+        self._position = offset if whence == os.SEEK_SET else self._position
+        return self._position
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = os.pread(self._fd, len(buffer), self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 class _Index:
@@ -266,17 +329,15 @@ def _only_zeros(file: BinaryIO, position: int, size: int) -> bool:
     return True
 
 
-def _size(path: Path) -> int:
+def _open(path: Path) -> int:
+    """A descriptor of the file. A pipe under its name is refused, and not waited for."""
     try:
-        return path.stat().st_size
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise LogError(
             f"{path} cannot be read: {error.strerror}; name a run folder or a journal that exists"
         ) from error
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=_CHUNK)
-    except OSError as error:
-        raise LogError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LogError(f"{path} is no file; name a run folder or a journal that exists")
+    return fd

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.values import Event, RunHeader
 
@@ -40,6 +43,7 @@ class Source(Protocol):
         *,
         first_step: int | None = None,
         last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks of one record or more, as they were recorded, rank by rank; memory stays bounded.
@@ -47,14 +51,20 @@ class Source(Protocol):
         Args:
             first_step: Blocks wholly before this step may be left out; the caller still filters.
             last_step: Blocks wholly behind this step may be left out likewise.
+            rows: (N,) if given, only these rows are asked for: records of others may be left out likewise.
             progress: Called now and then with the number of bytes done.
 
         Raises:
             LogError: A file cannot be read any more.
         """
 
-    def step_columns(self) -> StepColumns:
-        """All step records, rank by rank, in the order recorded. Raises `LogError` as `row_blocks` does."""
+    def step_columns(self, *, brief: bool = False) -> StepColumns:
+        """All step records, rank by rank, in the order recorded. Raises `LogError` as `row_blocks` does.
+
+        Args:
+            brief: Only what spikes are looked for in is asked for, the loss and the gradient norm with their reason and
+                tokens: the rest may be left unknown.
+        """
 
     def event_list(self) -> list[Event]:
         """All events, by time. Raises `LogError` as `row_blocks` does."""

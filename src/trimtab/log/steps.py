@@ -127,39 +127,26 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
     ranks report the same mean or their own, weighted by tokens both come out right. 0 tokens and NaN are no loss.
     """
     records = _last_of_each_rank(records)
-    attempt = np.concatenate((sums.attempt, records.attempt))
-    step = np.concatenate((sums.step, records.step))
-    order = np.lexsort((step, attempt))
-    is_first = _is_first(attempt[order], step[order])
-    line = np.empty(order.size, np.int64)
-    line[order] = np.cumsum(is_first) - 1
-    from_rows, from_record = line[: sums.step.size], line[sums.step.size :]
-    num_lines = int(is_first.sum())
+    attempt, step, from_rows, from_record = _join(sums, records)
+    num_lines = step.size
 
     def fill(values: NDArray[_Scalar], otherwise: float, *, where: NDArray[np.int64] = from_record) -> NDArray[_Scalar]:
+        if where is from_rows is from_record:
+            return values
         column = np.full(num_lines, otherwise, values.dtype)
         column[where] = values
         return column
 
-    num_tokens = fill(sums.num_tokens, 0, where=from_rows)
+    num_tokens = fill(sums.num_tokens, 0, where=from_rows).copy()
     loss = fill(_mean(sums.loss_sum, sums.num_tokens.astype(np.float64)), np.nan, where=from_rows)
     has_loss = num_tokens > 0
 
-    counted = np.maximum(records.num_tokens, 0)
-    record_tokens = np.bincount(from_record, weights=counted, minlength=num_lines).astype(np.int64)
-    # -1: nobody counted, the loss stands as it is. 0 and NaN: the mean over no tokens, which is no loss.
-    nothing = (records.num_tokens == 0) & np.isnan(records.loss)
-    speaks = np.bincount(from_record[records.num_tokens != 0], minlength=num_lines) > 0
-    by_record = (num_tokens == 0) & (speaks | (sums.step.size == 0))
-    known = by_record[from_record] & ~nothing & ~np.isin(records.reason, _NOTHING_MEASURED)
-    # Where tokens were not counted, every rank weighs alike.
-    weight = np.where(records.num_tokens > 0, records.num_tokens, 1).astype(np.float64)[known]
-    weights = np.bincount(from_record[known], weights=weight, minlength=num_lines)
-    with np.errstate(invalid="ignore", over="ignore"):
-        weighted = np.bincount(from_record[known], weights=records.loss[known] * weight, minlength=num_lines)
-    reported = _mean(weighted.astype(np.float64), weights.astype(np.float64))
-    loss[by_record], has_loss[by_record] = reported[by_record], weights[by_record] > 0
-    num_tokens[by_record] = record_tokens[by_record]
+    if not has_loss.all():
+        speaks = np.bincount(from_record[records.num_tokens != 0], minlength=num_lines) > 0
+        by_record = ~has_loss & (speaks | (sums.step.size == 0))
+        reported = _reported(records, from_record, num_lines=num_lines)
+        for column, said in zip((loss, has_loss, num_tokens), reported, strict=True):
+            column[by_record] = said[by_record]
 
     grad_norm, has_grad_norm = np.full(num_lines, np.nan), np.zeros(num_lines, np.bool_)
     for speaks in (records.has_grad_norm, records.has_grad_norm & ~np.isfinite(records.grad_norm)):
@@ -167,8 +154,8 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         has_grad_norm[from_record[speaks]] = True
 
     return StepLines(
-        attempt=attempt[order][is_first],
-        step=step[order][is_first],
+        attempt=attempt,
+        step=step,
         loss=loss,
         has_loss=has_loss,
         num_tokens=num_tokens,
@@ -182,7 +169,7 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         clipped=fill(records.clipped, -1),
         lr=fill(records.lr, np.nan),
         has_lr=fill(records.has_lr, False),
-        stepped=fill((records.reason == 0).astype(np.int8), -1),
+        stepped=fill(np.where(records.reason == UNKNOWN_REASON, -1, records.reason == 0).astype(np.int8), -1),
         reason=fill(records.reason, UNKNOWN_REASON),
         wall_s=fill(records.wall_s, np.nan),
     )
@@ -225,6 +212,8 @@ def _reduce(sums: StepSums) -> StepSums:
         order = np.lexsort((step, attempt))
         sums = StepSums._make(column[order] for column in sums)
     starts = np.flatnonzero(_is_first(sums.attempt, sums.step))
+    if starts.size == sums.step.size:
+        return sums
     # inf - inf is NaN on purpose: the step is not finite either way.
     with np.errstate(invalid="ignore", over="ignore"):
         added = [np.add.reduceat(column, starts) for column in sums[2:-1]]
@@ -232,8 +221,52 @@ def _reduce(sums: StepSums) -> StepSums:
     return StepSums._make((sums.attempt[starts], sums.step[starts], *added, top_loss))
 
 
+def _reported(
+    records: StepColumns, line: NDArray[np.int64], *, num_lines: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    """What step records say of each line: its loss, whether it has one, and its tokens."""
+    counted = np.maximum(records.num_tokens, 0)
+    num_tokens = np.bincount(line, weights=counted, minlength=num_lines).astype(np.int64)
+    # -1: nobody counted, the loss stands as it is. 0 and NaN: the mean over no tokens, which is no loss.
+    nothing = (records.num_tokens == 0) & np.isnan(records.loss)
+    known = ~nothing & ~np.isin(records.reason, _NOTHING_MEASURED)
+    # Where tokens were not counted, every rank weighs alike.
+    weight = np.where(records.num_tokens > 0, records.num_tokens, 1).astype(np.float64)[known]
+    weights = np.bincount(line[known], weights=weight, minlength=num_lines)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weighted = np.bincount(line[known], weights=records.loss[known] * weight, minlength=num_lines)
+    return _mean(weighted.astype(np.float64), weights.astype(np.float64)), weights > 0, num_tokens
+
+
+class _Joined(NamedTuple):
+    """The attempts and steps of row sums and step records (S), each once, ascending, and where each stands in them."""
+
+    attempt: NDArray[np.int32]
+    step: NDArray[np.int64]
+    from_rows: NDArray[np.int64]
+    from_record: NDArray[np.int64]
+
+
+def _join(sums: StepSums, records: StepColumns) -> _Joined:
+    if np.array_equal(sums.step, records.step) and np.array_equal(sums.attempt, records.attempt):
+        # A step record for every step that has rows, on one rank: most logs, and nothing to sort or to copy.
+        place = np.arange(sums.step.size)
+        return _Joined(sums.attempt, sums.step, place, place)
+    attempt = np.concatenate((sums.attempt, records.attempt))
+    step = np.concatenate((sums.step, records.step))
+    order = np.lexsort((step, attempt))
+    is_first = _is_first(attempt[order], step[order])
+    line = np.empty(order.size, np.int64)
+    line[order] = np.cumsum(is_first) - 1
+    num_sums = sums.step.size
+    return _Joined(attempt[order][is_first], step[order][is_first], line[:num_sums], line[num_sums:])
+
+
 def _last_of_each_rank(records: StepColumns) -> StepColumns:
     """The last record of each attempt, step and rank; of one step the lowest rank comes last, and so prevails."""
+    attempt, step = records.attempt, records.step
+    if np.all((attempt[1:] > attempt[:-1]) | ((attempt[1:] == attempt[:-1]) & (step[1:] > step[:-1]))):
+        return records
     newest_first = -np.arange(records.num_records)
     order = np.lexsort((newest_first, -records.rank.astype(np.int64), records.step, records.attempt))
     ordered = records.take(order)

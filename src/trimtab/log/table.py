@@ -82,8 +82,16 @@ _EVENTS: Final = (
 )
 
 
+_IDS: Final = (
+    _Column("row"),
+    _Column("table_row", missing="table_row < 0"),
+    _Column("digest", missing="not has_digest"),
+    _Column("name", sql="name::varchar"),
+)
+
+
 class Table:
-    """One table of a log, in whichever form is asked for. Made by `Log.steps()`, `.rows()` and `.events()`."""
+    """One table of a log, in whichever form is asked for; `Log.steps()`, `.rows()`, `.events()`, `.ids()` make it."""
 
     def __init__(self, columns: Sequence[_Column], chunks: Callable[[], Iterator[Chunk]]) -> None:
         self._columns = columns
@@ -132,7 +140,8 @@ class Table:
     def numpy(self) -> dict[str, NDArray[Any]]:
         """A dict of arrays, one a column. Texts are `object` arrays of `str`.
 
-        What is missing is NaN in float columns, -1 in `clipped` and `stepped` (int8: 1, 0, -1), "" in texts.
+        What is missing is NaN in float columns, -1 in `clipped` and `stepped` (int8: 1, 0, -1) and in `table_row`, 0 in
+        `digest`, None in `name`, "" in other texts.
         """
         chunks = list(self._chunks())
         joined = {column.name: np.concatenate([chunk[column.name] for chunk in chunks]) for column in self._columns}
@@ -198,6 +207,15 @@ def events_table(source: Source) -> Table:
         }
 
     return Table(_EVENTS, chunks)
+
+
+def ids_table(source: Source) -> Table:
+    """One line a row of which more is known than its number, ascending."""
+
+    def chunks() -> Iterator[Chunk]:
+        yield source.id_columns()._asdict()
+
+    return Table(_IDS, chunks)
 
 
 def _row_chunk(block: RowColumns) -> Chunk:

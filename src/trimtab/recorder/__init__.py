@@ -1,14 +1,15 @@
 """Takes what a run observes and puts it into the journal, without ever making the run wait or fail.
 
-Enters: `put(MicroBatch | StepRow | Event)` from the training thread. Leaves: frames, written by a thread of its own at
-least once a second. Invariants: `put` neither raises nor waits; memory is bounded, and what did not fit is counted and
-written into the log; an item that cannot be recorded costs itself; the first failure of the disk ends the recording
-with one line, and the run carries on.
+Enters: `put(MicroBatch | StepRow | Event | RowIds)` from the training thread. Leaves: frames, written by a thread of
+its own at least once a second, and sealed segments. Invariants: `put` neither raises nor waits; memory is bounded, and
+what did not fit is counted and written into the log; an item that cannot be recorded costs itself; the first failure of
+the disk ends the recording with one line, and the run carries on.
 
 ```
   training thread               writer thread
   put -> Backlog -------------> take 256 -> arrays -> blocks -> journal.append -> sync (once a second)
          full: count            wakes each second, or when 256 items wait
+                                a large journal, and at the end any: rotate -> segment (Parquet)
 ```
 """
 
@@ -21,7 +22,9 @@ from typing import Final
 from trimtab.errors import TrimtabError, UsageError
 from trimtab.log.folder import RunFolder
 from trimtab.log.header import dump_header
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
+from trimtab.recorder.sealer import SEAL_BYTES, Sealer
 from trimtab.recorder.writer import Item, Writer, reason_of
 
 __all__ = ["Item", "Recorder", "reason_of"]
@@ -41,6 +44,8 @@ class Recorder:
         flush_interval_s: Seconds at most between a `put` and its write.
         flush_micros: Items that are written without waiting so long; also the most micro-batches in one block.
         capacity_micros: Items that may wait for the disk; `backlog.CAPACITY_BYTES` is a bound beside it.
+        seal_bytes: Size from which on a journal is sealed while the run goes on; None: no journal ever is, not even at
+            the end.
         open_journal: `JournalWriter`, or what stands for it in a test.
 
     Raises:
@@ -56,6 +61,7 @@ class Recorder:
         flush_interval_s: float = 1.0,
         flush_micros: int = 256,
         capacity_micros: int = 1 << 16,
+        seal_bytes: int | None = SEAL_BYTES,
         open_journal: Callable[..., JournalWriter] = JournalWriter,
     ) -> None:
         if not 0 < flush_interval_s <= 3600 or not 1 <= flush_micros <= _MAX_FLUSH_MICROS or capacity_micros < 1:
@@ -67,7 +73,9 @@ class Recorder:
         try:
             header = dump_header(folder.header)
             path = folder.path / journal_name(rank)
-            self._writer.start(open_journal(path, attempt=folder.attempt, rank=rank), header)
+            journal = open_journal(path, attempt=folder.attempt, rank=rank)
+            sealer = Sealer(folder.path, rank=rank, seal_bytes=seal_bytes) if seal_bytes is not None else None
+            self._writer.start(journal, header, sealer)
         except TrimtabError:
             raise
         except Exception as error:  # noqa: BLE001 - a full disk, a NUL in a path, no thread to be had: the run goes on

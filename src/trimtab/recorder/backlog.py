@@ -4,17 +4,17 @@ Enters: items from the training threads, by `put`, which neither waits nor raise
 Invariants: what waits takes at most `CAPACITY_BYTES`, and items that are large by themselves `MAX_ITEM_BYTES` beside
 it; what finds no room is counted, and an item that never could is replaced by the reason.
 
-Sizes are estimates that look at no number: three times a micro-batch's rows for its arrays, and of an event's facts
-the first 64 values.
+Sizes are estimates that look at no number: three times a micro-batch's rows for its arrays, as much for ids of rows,
+and of an event's facts and of names the first 64 values.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trimtab.values import Event, MicroBatch, StepRow
+from trimtab.values import Event, MicroBatch, RowIds, StepRow
 
 CAPACITY_BYTES: Final = 64 << 20
 """Most memory of ordinary items that may wait for the disk."""
@@ -138,10 +138,13 @@ class Backlog:
 class Drops:
     """Counts of what found no room, by kind."""
 
-    def __init__(self, num_micros: int = 0, num_steps: int = 0, num_events: int = 0, last_step: int = 0) -> None:
+    def __init__(
+        self, num_micros: int = 0, num_steps: int = 0, num_events: int = 0, num_ids: int = 0, last_step: int = 0
+    ) -> None:
         self.num_micros = num_micros
         self.num_steps = num_steps
         self.num_events = num_events
+        self.num_ids = num_ids
         self.last_step = last_step
 
     def count(self, item: object) -> None:
@@ -150,13 +153,15 @@ class Drops:
             self.num_micros += 1
         elif type(item) is StepRow:
             self.num_steps += 1
+        elif type(item) is RowIds:
+            self.num_ids += 1
         else:
             self.num_events += 1
         self.last_step = _step_of(item) or self.last_step
 
     def copy(self) -> Drops:
         """The counts as they are now."""
-        return Drops(self.num_micros, self.num_steps, self.num_events, self.last_step)
+        return Drops(self.num_micros, self.num_steps, self.num_events, self.num_ids, self.last_step)
 
     def since(self, earlier: Drops) -> dict[str, int]:
         """What was dropped after the earlier count, as an event's facts."""
@@ -164,6 +169,7 @@ class Drops:
             "num_micros": self.num_micros - earlier.num_micros,
             "num_steps": self.num_steps - earlier.num_steps,
             "num_events": self.num_events - earlier.num_events,
+            "num_ids": self.num_ids - earlier.num_ids,
         }
 
     def __eq__(self, other: object) -> bool:
@@ -175,17 +181,26 @@ class Drops:
 def _size_of(item: object) -> int:
     """About the bytes that an item holds on to; those of an odd item are the writer's to find out."""
     if type(item) is MicroBatch:
-        rows = item.rows
+        return _ITEM_BYTES + _arrays_size(item.rows)
+    if type(item) is RowIds:
         try:
-            return _ITEM_BYTES + int(rows.nbytes) * _ENTRY_SIZES
-        except Exception:  # noqa: BLE001 - a list, or no array at all
-            return _ITEM_BYTES + (_LIST_ENTRY_BYTES * len(rows) if type(rows) in (list, tuple) else 0)
+            return _ITEM_BYTES + _arrays_size(item.rows) + (_facts_size(item.names) if item.names else 0)
+        except Exception:  # noqa: BLE001 - names that are none
+            return _ITEM_BYTES
     if type(item) is Event:
         try:
             return _ITEM_BYTES + _facts_size(item.facts)
         except Exception:  # noqa: BLE001 - facts that are none, or that change while they are looked at
             return _ITEM_BYTES
     return _ITEM_BYTES
+
+
+def _arrays_size(rows: Any) -> int:
+    """About the bytes of an item's three arrays, by the first of them."""
+    try:
+        return int(rows.nbytes) * _ENTRY_SIZES
+    except Exception:  # noqa: BLE001 - a list, or no array at all
+        return _LIST_ENTRY_BYTES * len(rows) if type(rows) in (list, tuple) else 0
 
 
 def _facts_size(facts: object) -> int:
@@ -223,6 +238,8 @@ def _why_too_large(size: int, item: object) -> str:
             f"the micro-batch {micro} of step {_step_of(item)} takes {bounds}; "
             "use smaller micro-batches, or hand over one entry a row in place of one a token"
         )
+    if type(item) is RowIds:
+        return f"an item of ids takes {bounds}; hand over fewer rows at a time"
     return (
         f"an event of step {_step_of(item)} takes {bounds}; write that into a file of your own and record the file's "
         "name"

@@ -1,7 +1,8 @@
 """The writer thread: what waits in the backlog becomes blocks, and blocks become frames of the journal.
 
-Enters: items, through a `Backlog`. Leaves: frames. Invariants: whatever is wrong with an item costs that item, is said
-once and counted in the log; only what the system says about the file ends the recording, and that with one line.
+Enters: items, through a `Backlog`. Leaves: frames; a `Sealer` makes segments of them. Invariants: whatever is wrong
+with an item costs that item, is said once and counted in the log; only what the system says about the file ends the
+recording, and that with one line.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from trimtab import notices
-from trimtab.log.frames import KIND_ATTEMPT, Block
+from trimtab.log.frames import KIND_ATTEMPT, KIND_ROWS, KIND_STEPS, Block
 from trimtab.log.journal import JournalWriter
-from trimtab.log.records import event_blocks, row_blocks, spell_fault, step_blocks
+from trimtab.log.records import event_blocks, id_blocks, row_blocks, spell_fault, step_blocks
 from trimtab.recorder.backlog import Backlog, Batch, Drops, TooLarge
-from trimtab.values import Event, MicroBatch, StepRow
+from trimtab.recorder.sealer import Sealer
+from trimtab.values import Event, MicroBatch, RowIds, StepRow
 
-Item = MicroBatch | StepRow | Event
+Item = MicroBatch | StepRow | Event | RowIds
 
 _BATCH_BYTES: Final = 8 << 20  # what is taken at a time, however large the micro-batches are
 _SLOW: Final = "the disk is slow"
@@ -47,6 +49,9 @@ class Writer:
         self._stopped = False  # nothing more is taken
         self._closing = False
         self._journal: JournalWriter | None = None
+        self._sealer: Sealer | None = None
+        self._num_appended = 0  # blocks of rows or steps
+        self._all_written = False
         self._thread: threading.Thread | None = None
         # A bare lock that is held while nobody needs the writer: releasing it never waits, unlike an Event's set().
         self._bell = threading.Lock()
@@ -62,10 +67,21 @@ class Writer:
         """Items that found no room."""
         return self._backlog.num_dropped
 
-    def start(self, journal: JournalWriter, header: bytes) -> None:
-        """Writes the attempt's header and begins to take items. Raises `OSError` if that write fails."""
+    def start(self, journal: JournalWriter, header: bytes, sealer: Sealer | None = None) -> None:
+        """Writes the attempt's header and begins to take items.
+
+        Args:
+            journal: Where to.
+            header: The attempt's header.
+            sealer: What seals the journal when it is large, and at the end; None: nothing does.
+
+        Raises:
+            OSError: The header could not be written.
+        """
         self._journal = journal
-        journal.append(Block(KIND_ATTEMPT, 1, 0, 0, [header]))
+        self._sealer = sealer
+        self._first = Block(KIND_ATTEMPT, 1, 0, 0, [header])
+        journal.append(self._first)
         thread = threading.Thread(target=self._run, name="trimtab-recorder", daemon=True)
         thread.start()
         self._thread = thread
@@ -96,7 +112,7 @@ class Writer:
             return
         self._ring()
         thread.join(timeout_s)
-        if thread.is_alive():
+        if thread.is_alive() and not self._all_written:  # else it is sealing, and the journal is whole
             _warn(f"Trimtab recorder: {len(self._backlog)} items were not written within {timeout_s:g} s; {_SLOW}")
 
     def turn_off(self, error: BaseException) -> None:
@@ -127,19 +143,41 @@ class Writer:
         try:
             while not self._closing:
                 self._bell.acquire(timeout=self._flush_interval_s)
-                num_asked = self._num_asked
-                self._drain(journal)
-                with self._flushed:
-                    self._num_answered = num_asked
-                    self._flushed.notify_all()
-                journal.sync()
+                self._turn(journal)
+                if self._sealer is not None and self._sealer.is_due(journal):
+                    self._seal(self._sealer.rotate(journal, self._first), journal)
             self._drain(journal)
+            self._all_written = True
+            if self._sealer is not None and self._num_appended:
+                self._seal(self._sealer.finish(journal), None)
             journal.close()
         except BaseException as error:  # noqa: BLE001 - above this there is only the thread's silent end
             self.turn_off(error)
         finally:
             with self._flushed:
                 self._flushed.notify_all()
+
+    def _turn(self, journal: JournalWriter) -> None:
+        """Writes what waits, answers who waits for it, and syncs if it is time."""
+        num_asked = self._num_asked
+        self._drain(journal)
+        with self._flushed:
+            self._num_answered = num_asked
+            self._flushed.notify_all()
+        journal.sync()
+
+    def _seal(self, sealing: Iterator[None], journal: JournalWriter | None) -> None:
+        """Seals what is closed, and between its pieces writes what waits, if there is a journal to write it to."""
+        for _ in sealing:
+            if journal is not None:
+                self._turn(journal)
+        assert self._sealer is not None
+        if self._sealer.failure is not None:
+            self._say_once(
+                "sealing",
+                f"Trimtab recorder: a journal stays as it is and is not sealed into Parquet: {self._sealer.failure}. "
+                "Nothing is lost, and it is read all the same",
+            )
 
     def _drain(self, journal: JournalWriter) -> None:
         """Writes what waits now; what is put meanwhile waits for the next time."""
@@ -165,6 +203,7 @@ class Writer:
         micros: list[MicroBatch] = []
         steps: list[StepRow] = []
         events: list[Event] = []
+        ids: list[RowIds] = []
         others: list[str] = []
         for item in batch.items:
             if type(item) is MicroBatch:
@@ -173,11 +212,15 @@ class Writer:
                 steps.append(item)
             elif type(item) is Event:
                 events.append(item)
+            elif type(item) is RowIds:
+                ids.append(item)
             elif type(item) is TooLarge:
                 others.append(item.reason)
             else:
-                others.append(f"{type(item).__name__} is no MicroBatch, StepRow or Event")
-        for blocks, refused in (row_blocks(micros), step_blocks(steps), event_blocks(events), ([], others)):
+                others.append(f"{type(item).__name__} is no MicroBatch, StepRow, Event or RowIds")
+        nothing: list[Block] = []
+        made = (row_blocks(micros), step_blocks(steps), event_blocks(events), id_blocks(ids), (nothing, others))
+        for blocks, refused in made:
             refused += self._append(journal, blocks)
             if refused:
                 self._append(journal, _event("refused", 0, {"num_items": len(refused), "reason": refused[0]}))
@@ -192,6 +235,7 @@ class Writer:
         for block in blocks:
             try:
                 journal.append(block)
+                self._num_appended += block.kind in (KIND_ROWS, KIND_STEPS)
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - no memory to pack it in, say: the next block may be smaller

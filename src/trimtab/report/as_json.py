@@ -1,6 +1,6 @@
 """Findings as strict JSON: no bare NaN or Infinity, no lone surrogate, so that every reader takes it.
 
-Enters: findings of one or several runs. Leaves: a JSON text that ends in a newline.
+Enters: findings of one or several runs, or a calibration. Leaves: a JSON text that ends in a newline.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trimtab.calibration.values import Calibration
 from trimtab.findings import Comparison, Findings
 from trimtab.text import without_surrogates
 
 
-def dumps(found: Findings | Comparison) -> str:
-    """The document of one run or of several; keys as its `to_dict` gives them."""
+def dumps(found: Findings | Comparison | Calibration) -> str:
+    """The document of one run, of several, or of a calibration; keys as its `to_dict` gives them."""
     return dumps_document(found.to_dict())
 
 

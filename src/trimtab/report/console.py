@@ -23,7 +23,7 @@ HEIGHT = 25
 """Reports do not depend on it; left out, rich would look for one in `LINES`."""
 
 
-def make_console(stream: TextIO, *, environ: Mapping[str, str] = os.environ) -> Console:
+def make_console(stream: TextIO, *, environ: Mapping[str, str] | None = None) -> Console:
     """A console on a stream that draws plain ASCII.
 
     Args:
@@ -42,9 +42,9 @@ class _PlainConsole(Console):
         raise BrokenPipeError
 
 
-def _columns(environ: Mapping[str, str]) -> int:
+def _columns(environ: Mapping[str, str] | None) -> int:
     """What `COLUMNS` says; 0 where it says nothing that can be a width. Digits beyond ten are no width either."""
-    said = environ.get("COLUMNS", "")
+    said = (os.environ if environ is None else environ).get("COLUMNS", "")
     return int(said) if said.isascii() and said.isdigit() and len(said) <= 10 else 0
 
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 
 from trimtab.findings import Findings, RowShare
+from trimtab.text import plain
+
+MAX_NAME_CHARS = 200
+"""Characters of the user's own id of a row that are told."""
 
 
 def headline(findings: Findings) -> list[str]:
@@ -61,8 +65,9 @@ def _suspects(findings: Findings) -> str:
 
 
 def _row_in_words(row: RowShare, *, step: int, num_nonfinite: int) -> str:
+    which = f"row {row.row}" if row.name is None else f"row {row.row} (id {plain(row.name)[:MAX_NAME_CHARS]})"
     if row.loss is None:
-        return f"row {row.row}: no supervised tokens in step {step}"
+        return f"{which}: no supervised tokens in step {step}"
     tokens = "1 token" if row.tokens == 1 else f"{row.tokens} tokens"
     if not row.finite:
         others = max(0, num_nonfinite - 1)
@@ -70,7 +75,7 @@ def _row_in_words(row: RowShare, *, step: int, num_nonfinite: int) -> str:
             others, f"; {others} more rows of the step are not finite"
         )
         what = f"{row.loss:.5g}, beyond float32" if math.isfinite(row.loss) else f"{row.loss}"
-        return f"row {row.row}: its loss is not finite ({what}) in step {step}, {tokens}{more}"
+        return f"{which}: its loss is not finite ({what}) in step {step}, {tokens}{more}"
     if row.share is None:
-        return f"row {row.row}: loss {row.loss:.5g} in step {step}, {tokens}"
-    return f"row {row.row}: {row.share:.0%} of step {step}'s loss, {tokens}"
+        return f"{which}: loss {row.loss:.5g} in step {step}, {tokens}"
+    return f"{which}: {row.share:.0%} of step {step}'s loss, {tokens}"

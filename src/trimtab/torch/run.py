@@ -114,6 +114,9 @@ class Run:
                 num_rows=facts.num_rows,
                 dataset_fingerprint=facts.fingerprint,
                 row_index=self._row_index(facts, row_id),
+                dataset_files=facts.files.paths,
+                dataset_index_files=facts.files.index_paths,
+                dataset_columns=facts.files.columns,
             )
         self._new_core = partial(RunCore, header, out=out, guard=guard, record=record)
         self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer)

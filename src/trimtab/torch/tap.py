@@ -75,7 +75,7 @@ def row_columns(
 
     Args:
         tokens: N flat losses.
-        rows: (B,) dataset rows, or (1, L) rows of the tokens of one concatenated sequence.
+        rows: (B,) dataset rows, or (B, T) rows of the tokens.
         shifted: Whether the loss of a token is that of predicting the next one, which is the next token's row's.
 
     Returns:
@@ -83,7 +83,7 @@ def row_columns(
     """
     num_entries = tokens.losses.numel()
     if rows.dim() == 2:
-        if num_entries == rows.numel() - 1:  # the last token, which predicts nothing, is cut off
+        if num_entries == rows[:, 1:].numel():  # the last token, which predicts nothing, is cut off
             rows = rows[:, 1:]
         elif num_entries != rows.numel():
             return None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trimtab.analysis.series import StepSeries
-from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.steps import UNKNOWN_REASON
 from trimtab.values import STEP_REASONS, RunHeader
 
@@ -18,7 +18,7 @@ CURVES = Path(__file__).parents[2] / "data" / "curves"
 class FabricatedLog:
     """A log of given records, in blocks of `block_rows`; counts how often it was read, and how far."""
 
-    def __init__(self, rows, *, steps=(), block_rows=7, run_id="r", dtype=np.float32):
+    def __init__(self, rows, *, steps=(), block_rows=7, run_id="r", dtype=np.float32, ids=(), restarts=(), events=()):
         self.header = RunHeader(run_id=run_id, backend="test")
         self.path = "fabricated"
         self.size_bytes = 100
@@ -27,12 +27,15 @@ class FabricatedLog:
         self.num_records_read = 0
         self._rows = rows_of(rows, dtype) if isinstance(rows, list) else rows
         self._steps = steps_of(steps)
+        self._ids = ids_of(ids)
         self._block_rows = block_rows
+        self._restarts = restarts
+        self._events = list(events)
 
     def notices(self):
         return ["a notice of the reader"]
 
-    def row_blocks(self, *, first_step=None, last_step=None, progress=None):
+    def row_blocks(self, *, first_step=None, last_step=None, rows=None, progress=None):
         self.ranges.append((first_step, last_step))
         for start in range(0, self._rows.num_records, self._block_rows):
             block = RowColumns(*(column[start : start + self._block_rows] for column in self._rows))
@@ -43,8 +46,29 @@ class FabricatedLog:
             if progress:
                 progress(start)
 
-    def step_columns(self):
+    def step_columns(self, *, brief=False):
         return self._steps
+
+    def event_list(self):
+        return self._events
+
+    def restarts(self):
+        return self._restarts
+
+    def id_columns(self):
+        return self._ids
+
+
+def ids_of(records):
+    """`records`: (row, row of the table or -1, digest or None, name or None), rows ascending."""
+    table_row, digest, name = ([record[place] for record in records] for place in (1, 2, 3))
+    return IdColumns(
+        row=np.array([record[0] for record in records], np.int64),
+        table_row=np.array(table_row, np.int64),
+        digest=np.array([entry or 0 for entry in digest], np.int64),
+        has_digest=np.array([entry is not None for entry in digest], np.bool_),
+        name=np.array(name, np.object_),
+    )
 
 
 def rows_of(records, dtype):
@@ -92,6 +116,11 @@ def steps_of(records):
 @pytest.fixture(scope="session")
 def make_log():
     return FabricatedLog
+
+
+@pytest.fixture(scope="session")
+def make_ids():
+    return ids_of
 
 
 @pytest.fixture

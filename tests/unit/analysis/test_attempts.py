@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.findings import rewind_log
 from trimtab.log import steps as steps_module
 from trimtab.log.columns import RowColumns
@@ -18,7 +18,7 @@ def test_a_step_loss_is_weighted_by_tokens_over_micros_and_ranks(make_log):
     # given: loss 0.9 x 50 tokens and 9.0 x 300, on two ranks
     log = make_log([(9, 16, 45.0, 50), (9, 17, 2700.0, 300, {"rank": 1, "micro": 3})])
     # when
-    series = read_steps(log).series
+    series = read_runs(log)[0].series
     # then
     assert series.step.tolist() == [9]
     assert series.loss[0] == pytest.approx(7.842857, abs=1e-6)
@@ -27,7 +27,7 @@ def test_a_step_loss_is_weighted_by_tokens_over_micros_and_ranks(make_log):
 
 def test_a_row_without_tokens_has_no_loss_whatever_stands_there(make_log):
     log = make_log([(1, 1, 100.0, 50), (1, 2, math.nan, 0), (2, 3, 7.0, 0), (3, 4, math.inf, 10)])
-    series = read_steps(log).series
+    series = read_runs(log)[0].series
     assert series.loss[0] == 2.0
     assert series.measured.tolist() == [True, False, True]
     assert math.isnan(series.loss[1])
@@ -41,7 +41,7 @@ def test_what_a_later_attempt_went_over_again_does_not_count(make_log):
     second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (3, 4)]
     third = [(step, 1, 3.0, 1, {"attempt": 3}) for step in (4, 5, 6)]
     # when
-    reading = read_steps(make_log([*first, *second, *third]))
+    reading = read_runs(make_log([*first, *second, *third]))[0]
     # then
     assert reading.series.step.tolist() == [1, 2, 3, 4, 5, 6]
     assert reading.series.attempt.tolist() == [1, 1, 2, 3, 3, 3]
@@ -54,7 +54,7 @@ def test_an_attempt_that_goes_further_back_supersedes_only_what_it_has_reached(m
     first = [(step, 1, 1.0, 1, {"attempt": 1}) for step in (1, 2, 3, 4, 5, 9)]
     second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (4, 5, 6)]
     third = [(step, 1, 3.0, 1, {"attempt": 3}) for step in (2, 3)]
-    reading = read_steps(make_log([*first, *second, *third]))
+    reading = read_runs(make_log([*first, *second, *third]))[0]
     assert reading.series.step.tolist() == [1, 2, 3, 4, 5, 6, 9]
     assert reading.series.loss.tolist() == [1.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.0]
     assert (reading.num_superseded, reading.first_superseded, reading.last_superseded) == (4, 2, 5)
@@ -66,7 +66,7 @@ def test_an_attempt_that_goes_further_back_supersedes_only_what_it_has_reached(m
 def test_a_step_that_a_later_attempt_passed_over_is_superseded_all_the_same(make_log):
     first = [(step, 1, 1.0, 1) for step in (1, 2, 3, 4)]
     second = [(step, 1, 2.0, 1, {"attempt": 2}) for step in (2, 4)]
-    reading = read_steps(make_log([*first, *second]))
+    reading = read_runs(make_log([*first, *second]))[0]
     assert reading.series.step.tolist() == [1, 2, 4]
     assert not reading.not_reached.any()
 
@@ -89,7 +89,7 @@ def test_a_step_counts_for_the_last_attempt_whose_first_and_last_step_enclose_it
         steps = [record[0] for record in records if record[4]["attempt"] == attempt]
         reached[attempt] = (min(steps), max(steps))
     # when
-    series = read_steps(make_log(records)).series
+    series = read_runs(make_log(records))[0].series
     # then
     expected = {
         (record[0], record[4]["attempt"])
@@ -120,7 +120,7 @@ def test_65_535_attempts_are_told_apart_in_a_moment(make_log):
     )
     # when
     began = time.process_time()
-    series = read_steps(make_log(rows, block_rows=1 << 17)).series
+    series = read_runs(make_log(rows, block_rows=1 << 17))[0].series
     # then: quadratic work would take minutes
     assert time.process_time() - began < 5
     assert series.attempt[:9].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -130,7 +130,7 @@ def test_65_535_attempts_are_told_apart_in_a_moment(make_log):
 def test_step_records_of_a_superseded_attempt_do_not_count_either(make_log):
     rows = [(1, 1, 1.0, 1), (2, 1, 1.0, 1), (2, 1, 1.0, 1, {"attempt": 2})]
     records = [{"step": 2, "grad_norm": 99.0}, {"step": 2, "grad_norm": 1.0, "attempt": 2}]
-    reading = read_steps(make_log(rows, steps=records))
+    reading = read_runs(make_log(rows, steps=records))[0]
     assert reading.series.grad_norm[1] == 1.0
     assert reading.num_superseded == 1
 
@@ -143,7 +143,7 @@ def test_the_lowest_rank_speaks_for_the_norm_unless_one_is_not_finite(make_log):
         {"step": 2, "rank": 1, "grad_norm": math.inf},
         {"step": 3, "rank": 0},
     ]
-    series = read_steps(make_log([], steps=records)).series
+    series = read_runs(make_log([], steps=records))[0].series
     assert series.grad_norm[:2].tolist() == [1.0, math.inf]
     assert series.has_grad_norm.tolist() == [True, True, False]
 
@@ -157,7 +157,7 @@ def test_a_log_without_rows_takes_its_losses_from_step_records(make_log):
         {"step": 3, "loss": math.nan, "reason": "all_skipped"},
         {"step": 4, "loss": 3.0},
     ]
-    series = read_steps(make_log([], steps=records)).series
+    series = read_runs(make_log([], steps=records))[0].series
     assert series.loss[0] == 1.75
     assert math.isnan(series.loss[1])
     assert series.loss[3] == 3.0
@@ -165,7 +165,7 @@ def test_a_log_without_rows_takes_its_losses_from_step_records(make_log):
 
 
 def test_an_empty_log_is_an_empty_series(make_log):
-    assert read_steps(make_log([])).series.num_steps == 0
+    assert read_runs(make_log([]))[0].series.num_steps == 0
 
 
 records_of_a_run = st.lists(
@@ -181,7 +181,7 @@ def test_steps_do_not_depend_on_blocks_or_order(make_log, records, block_rows, p
     # when
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps_module, "PENDING_LIMIT", pending)
-        series = read_steps(make_log(records, block_rows=block_rows)).series
+        series = read_runs(make_log(records, block_rows=block_rows))[0].series
     # then
     assert series.step.tolist() == sorted(tokens)
     assert series.tokens.tolist() == [tokens[step] for step in sorted(tokens)]

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from trimtab.analysis.drop_list import drop_list
 from trimtab.analysis.findings import rewind_log
+from trimtab.log.columns import IdColumns
 from trimtab.report.headline import headline
+from trimtab.values import RunHeader
 
 INSPECT_OR_DROP = "Inspect or drop this row, then retrain."
 
@@ -28,7 +30,7 @@ def norms(num_steps=60, **jumps):
 
 
 def dropped(findings):
-    return drop_list(findings, dataset_fingerprint=None)["rows"]
+    return drop_list(findings, header=RunHeader(run_id="r", backend="test"), ids=IdColumns.empty())["rows"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,19 @@
 """The rows to leave out of the next run."""
 
+import json
+
 import pytest
 
-from trimtab.analysis.drop_list import drop_list
+from trimtab.analysis import drop_list as room
+from trimtab.drop_list import read_drop_list
 from trimtab.findings import Blame, Findings, Spike
+from trimtab.log.columns import IdColumns
+from trimtab.values import RunHeader
+
+
+def drop_list(findings, *, dataset_fingerprint, num_rows=1000, ids=None):
+    header = RunHeader(run_id="r", backend="test", dataset_fingerprint=dataset_fingerprint, num_rows=num_rows)
+    return room.drop_list(findings, header=header, ids=IdColumns.empty() if ids is None else ids)
 
 
 @pytest.fixture
@@ -59,7 +69,9 @@ def test_only_rows_that_are_blamed_are_listed_each_once_and_with_the_reason(make
         "version": 1,
         "run_id": "r",
         "dataset_fingerprint": "f",
+        "num_rows": 1000,
         "rows": [5, 9, 3],
+        "digests": [None, None, None],
         "findings": [
             {
                 "step": 50,
@@ -95,3 +107,17 @@ def test_a_row_named_for_the_listed_step_is_listed_too_and_a_step_stands_once(ma
 def test_no_finding_is_an_empty_list(make_findings):
     document = drop_list(make_findings(), dataset_fingerprint=None)
     assert (document["rows"], document["findings"]) == ([], [])
+
+
+def test_rows_whose_content_is_known_are_listed_with_its_digest(make_findings, make_ids, tmp_path):
+    # given: of row 9 no digest is known, and the number 3 stood for rows of different content
+    ids = make_ids([(3, -1, 0, "c"), (5, -1, -2, "e"), (8, -1, 77, None), (9, -1, None, "i")])
+    findings = make_findings(Blame(step=50, rows=(5, 9, 3, 4), reason="nonfinite"))
+    # when
+    document = drop_list(findings, dataset_fingerprint=None, num_rows=None, ids=ids)
+    # then
+    assert document["num_rows"] is None
+    assert document["digests"] == ["fffffffffffffffe", None, None, None]
+    # and it is what the other half reads
+    (tmp_path / "drop.json").write_text(json.dumps(document))
+    assert read_drop_list(tmp_path / "drop.json").digests == {5: -2, 9: None, 3: None, 4: None}

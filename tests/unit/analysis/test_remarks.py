@@ -1,15 +1,17 @@
 """What is said beside the findings."""
 
 import dataclasses
+import math
 
 import pytest
 
 from trimtab.analysis import remarks
-from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.findings import rewind_log
 from trimtab.findings import Spike
 from trimtab.values import Event
 
+NAN = math.nan
 LEFT_OUT = {"keep": False, "micro": 1}
 SPIKE = Spike(
     step=20, first=20, last=20, num_steps=1, kind="spike", signal="loss", severity="warning", rule="robust",
@@ -47,7 +49,7 @@ def test_ten_steps_are_named_and_the_rest_counted(make_log):
 
 
 def test_a_stretch_counts_as_a_finding_from_its_first_step_to_its_last(make_log):
-    series = read_steps(make_log([(step, 5, 10.0, 10, LEFT_OUT) for step in (18, 19, 22, 23)])).series
+    series = read_runs(make_log([(step, 5, 10.0, 10, LEFT_OUT) for step in (18, 19, 22, 23)]))[0].series
     quiet, loud = remarks.on_guard(series, [dataclasses.replace(SPIKE, first=19, last=22)])
     assert ": 18, 23. " in quiet
     assert loud.endswith(": 19, 22")
@@ -102,7 +104,7 @@ def test_a_row_that_leads_notices_alone_is_not_said():
     ],
 )
 def test_a_run_has_ended_where_its_last_attempt_says_so(make_log, kinds, has_ended):
-    reading = read_steps(make_log([*flat(9), (4, 1, 1.0, 1, {"attempt": 2})]))
+    reading = read_runs(make_log([*flat(9), (4, 1, 1.0, 1, {"attempt": 2})]))[0]
     events = [Event(kind, step=0, time=float(i)) for i, kind in enumerate(kinds)]
     said = ["the run has not ended: it is still going on, or was killed after step 4"]
     assert remarks.on_end(reading, events=events) == ([] if has_ended else said)
@@ -110,3 +112,87 @@ def test_a_run_has_ended_where_its_last_attempt_says_so(make_log, kinds, has_end
 
 def test_nothing_is_said_of_the_end_of_a_log_of_another_tool(make_log):
     assert notices_of(make_log(flat(9)), "ended") == []
+
+
+# Losses of exactly 0 with a norm that is not finite.
+
+
+def records_of(*values, first=1):
+    """Step records from (loss, norm) pairs, one a step."""
+    return [
+        {"step": first + at, "loss": loss, "grad_norm": norm, "num_tokens": -1}
+        for at, (loss, norm) in enumerate(values)
+    ]
+
+
+def test_a_loss_of_0_with_a_norm_that_is_not_finite_is_an_artefact_and_no_improvement(make_log):
+    # given: a known case, a loss that is still a number, then zeros
+    log = make_log([], steps=records_of((0.2051, NAN), (0.0, NAN), (0.0, NAN)))
+    # when
+    found = rewind_log(log)
+    # then: one finding from the first line on
+    assert [(spike.severity, spike.kind, spike.signal, spike.first, spike.last) for spike in found.spikes] == [
+        ("critical", "nonfinite", "grad_norm", 1, 3)
+    ]
+    assert notices_of(log, "artefact") == [
+        "loss is exactly 0.0 with a gradient norm that is not finite from step 2 on, 2 times: a logging artefact, no "
+        "improvement, and in no baseline; no step is finite"
+    ]
+
+
+def test_the_zeros_of_an_artefact_are_in_no_baseline_and_the_last_finite_step_is_named(make_log):
+    # given: 30 losses of 2, 200 zeros, then losses of 2 again
+    sound, zeros = [(2.0, 1.0)] * 30, [(0.0, NAN)] * 200
+    log = make_log([], steps=records_of(*sound, *zeros, *sound))
+    # then
+    assert [(spike.signal, spike.first, spike.last) for spike in rewind_log(log).spikes] == [("grad_norm", 31, 230)]
+    (said,) = notices_of(log, "artefact")
+    assert said.endswith("; last finite step 260")
+
+
+def test_a_loss_of_0_with_a_finite_norm_or_none_is_a_loss(make_log):
+    log = make_log([], steps=[*records_of((1.0, 1.0), (0.0, 0.0)), {"step": 3, "loss": 0.0, "num_tokens": -1}])
+    assert notices_of(log, "artefact") == []
+
+
+# What happened before a finding.
+
+
+def flat_with(loss, *, at, **more):
+    return [
+        {"step": step, "loss": loss if step == at else 2.0, "num_tokens": -1, **more}
+        for step in range(at - 150, at + 1)
+    ]
+
+
+def test_a_resume_shortly_before_a_finding_is_said(make_log):
+    log = make_log(
+        [], steps=flat_with(NAN, at=22_900), events=[Event("resume", 22_800, 0.0), Event("resume", 22_750, 0.0)]
+    )
+    assert notices_of(log, "resumed") == ["step 22900: the run resumed 100 steps earlier, at step 22800"]
+
+
+@pytest.mark.parametrize(("resumed", "said"), [(22_799, []), (22_901, []), (22_899, ["1 step earlier, at step 22899"])])
+def test_a_resume_long_before_a_finding_or_after_it_is_not_its_context(make_log, resumed, said):
+    log = make_log([], steps=flat_with(NAN, at=22_900), events=[Event("resume", resumed, 0.0)])
+    assert [notice.partition("resumed ")[2] for notice in notices_of(log, "resumed")] == said
+
+
+def test_where_no_event_tells_the_first_step_of_an_attempt_does(make_log):
+    records = [*flat_with(2.0, at=200), {"step": 201, "loss": NAN, "num_tokens": -1, "attempt": 2}]
+    assert notices_of(make_log([], steps=records), "resumed") == ["step 201: the run resumed at that very step"]
+
+
+def test_an_evaluation_that_is_not_finite_is_said(make_log):
+    events = [Event("evaluation", step, 0.0, {"loss": loss}) for step, loss in ((5, 1.0), (12, "nan"), (13, math.inf))]
+    assert notices_of(make_log(flat(9), events=events), "evaluation") == [
+        "the loss of an evaluation was not finite at steps 12, 13"
+    ]
+
+
+def test_a_log_without_rows_says_so_and_what_it_holds_of_the_step_asked_for(make_log):
+    log = make_log([], steps=records_of((2.0, 1.5), (3.0, NAN)))
+    assert "this log holds no rows, only steps: no row can be named. Attach Trimtab to a run to record them" in (
+        rewind_log(log).notices
+    )
+    assert "step 1: loss 2, gradient norm 1.5" in rewind_log(log, step=1).notices

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.rows import describe_rows, gather_rows
 
 
 def table_of(log, step, *, top=10):
-    series = read_steps(log).series
+    series = read_runs(log)[0].series
     tables = gather_rows(log, series=series, steps=[step])
     return describe_rows(log, tables[step], series=series, top=top)
 
@@ -114,7 +114,7 @@ def test_only_the_rows_asked_for_are_described(make_log):
 
 def test_only_the_part_of_the_log_that_holds_the_steps_is_read(make_log):
     log = make_log([(step, 1, 1.0, 1) for step in range(1, 101)], block_rows=10)
-    series = read_steps(log).series
+    series = read_runs(log)[0].series
     log.num_records_read = 0
     tables = gather_rows(log, series=series, steps=[55, 58])
     assert sorted(tables) == [55, 58]
@@ -123,6 +123,16 @@ def test_only_the_part_of_the_log_that_holds_the_steps_is_read(make_log):
 
 def test_no_step_means_no_pass(make_log):
     log = make_log([(1, 1, 1.0, 1)])
-    series = read_steps(log).series
+    series = read_runs(log)[0].series
     assert gather_rows(log, series=series, steps=[]) == {}
     assert len(log.ranges) == 1
+
+
+def test_what_the_log_knows_of_a_row_beside_its_number_stands_with_it(make_log):
+    ids = [(4, 400, None, "doc-4"), (5, -1, 7, None), (9, 12, None, "not in this step")]
+    log = make_log([(1, 5, 3.0, 1), (1, 4, 2.0, 1), (1, 3, 1.0, 1)], ids=ids)
+    assert [(row.row, row.table_row, row.name) for row in table_of(log, 1)] == [
+        (5, None, None),
+        (4, 400, "doc-4"),
+        (3, None, None),
+    ]

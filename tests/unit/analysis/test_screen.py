@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.analysis.screen import norm_candidates, robust_candidates
+from trimtab.analysis.screen import mean_candidates, norm_candidates, robust_candidates
 from trimtab.analysis.spikes import find_spikes
 
 
@@ -58,6 +58,18 @@ def test_no_robust_spike_is_screened_out(values):
 def test_no_norm_spike_is_screened_out(values):
     candidates = set(norm_candidates(np.abs(values), k=10.0, factor=3.0, window_size=100).tolist())
     assert set(norms_by_the_book(np.abs(values).tolist())) <= candidates
+
+
+@given(curves(), st.sampled_from([1.05, 2.0]), st.sampled_from([1, 8, 32]))
+def test_no_spike_of_the_mean_is_screened_out(values, multiplier, window_size):
+    flagged = [
+        place
+        for place in range(window_size, values.size)
+        if values[place] > statistics.fmean(values[place - window_size : place].tolist()) * multiplier
+    ]
+    candidates = mean_candidates(values, multiplier=multiplier, window_size=window_size)
+    assert set(flagged) <= set(candidates.tolist())
+    assert candidates.size == 0 or candidates[0] >= window_size
 
 
 @given(curves())

@@ -309,3 +309,13 @@ def test_a_climbing_norm_warns_before_the_loss_jumps(curve):
     assert (loss.step, loss.severity) == (31219, "warning")
     assert loss.ratio == pytest.approx(2.27, abs=0.02)
     assert min(spike.first for spike in search.spikes if spike.kind == "grad_norm") == 31217
+
+
+def test_a_last_printed_digit_is_no_spike_under_robust_however_little_lies_behind(series_of):
+    # given: losses that a log prints as 0.0001, 0.0002, 0.0003
+    for num_behind in (5, 20, 50):
+        for last in (0.0002, 0.0003):
+            assert steps(find_spikes(series_of([0.0001] * num_behind + [last]))) == []
+    # then: what is far is found all the same, and the classic rule stays what it is
+    assert steps(find_spikes(series_of([0.0001] * 5 + [0.01]))) == [6]
+    assert steps(find_spikes(series_of([0.0001] * 5 + [0.0003]), rule="median")) == [6]

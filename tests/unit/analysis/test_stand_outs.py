@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.analysis.attempts import read_steps
+from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.findings import rewind_log
 from trimtab.analysis.stand_outs import StandOut, find_stand_outs
 
@@ -18,7 +18,7 @@ def quiet(num_steps, *, rows_a_step=4, loss=1.0, tokens=32, noise=0.0, seed=0):
 
 
 def stand_outs(log):
-    return find_stand_outs(log, series=read_steps(log).series)
+    return find_stand_outs(log, series=read_runs(log)[0].series)
 
 
 def test_a_row_diluted_by_its_steps_is_given_with_its_visits(make_log):

@@ -69,14 +69,15 @@ def spiky(write_log):
 def record(here):
     """Records a run of 40 steps whose step 30 is made by row 17, registers it, and gives its folder.
 
-    `left_out`: steps whose micro-batch the guard left out; `events`: what is recorded behind them.
+    `left_out`: steps whose micro-batch the guard left out; `events`: what is recorded behind them; `sealed`: whether
+    the journal becomes a segment.
     """
 
-    def make(run_id, *, out="out", created=1.0, experiment=None, left_out=(), events=()):
+    def make(run_id, *, out="out", created=1.0, experiment=None, left_out=(), events=(), sealed=True):
         header = RunHeader(run_id=run_id, backend="torch", created=created, out=str(here / out), experiment=experiment)
         below = here / out / experiment if experiment else here / out
         folder = create_run(below, header)
-        recorder = Recorder(folder)
+        recorder = Recorder(folder) if sealed else Recorder(folder, seal_bytes=None)
         for step in range(1, 41):
             losses = [100.0, 100.0, 9_000.0 if step == 30 else 100.0]
             keep = step not in left_out

@@ -25,7 +25,7 @@ def test_help_lists_every_verb_and_each_has_an_example(trimtab):
 
     text = trimtab("--help").stdout
     assert all(f"  {verb} " in text for verb in VERBS)
-    for verb in ("rewind", "runs"):
+    for verb in VERBS:
         text = trimtab(verb, "--help").stdout
         assert "Example:\n" in text
         assert f"\n    trimtab {verb}" in text.replace("      trimtab", "    trimtab")
@@ -50,12 +50,14 @@ def test_exit_codes_reach_the_shell(arguments, code, here):
 
 
 def test_an_unknown_verb_gets_the_nearest_or_all_of_them(trimtab):
+    from trimtab.cli import VERBS
+
     result = trimtab("rewnd")
     assert (result.exit_code, result.stderr) == (2, "Error: there is no verb 'rewnd'. Did you mean rewind?\n")
     result = trimtab("runs/a\x1b[31m")
     assert result.exit_code == 2
     assert result.stderr.isascii()
-    assert "Use one of demo, rewind, runs. A log is for trimtab rewind." in result.stderr
+    assert f"Use one of {', '.join(VERBS)}. A log is for trimtab rewind." in result.stderr
     assert trimtab("--nosuch").exit_code == 2
 
 

@@ -89,7 +89,7 @@ def test_what_a_run_left_behind_is_never_written_over(trimtab, write_log, record
     (here / "logs" / "link.jsonl").symlink_to("log.jsonl")
     write_log("other.jsonl")
     (here / "headless.txt").write_text((here / "other.jsonl").read_text().partition("\n")[2])
-    run = record("a")
+    run = record("a", sealed=False)
     (run / "sub").mkdir()
     shutil.copytree(run, here / "copy")
     (here / "journal.json").hardlink_to(run / "rank-00000.journal")

@@ -58,7 +58,14 @@ def test_a_drop_list_holds_the_rows_that_made_a_finding(trimtab, spiky, here):
     assert result.exit_code == 0
     document = strict((here / "drop.json").read_text())
     assert [(entry["step"], entry["rows"]) for entry in document.pop("findings")] == [(50, [8]), (41, [13])]
-    assert document == {"version": 1, "run_id": None, "dataset_fingerprint": "f" * 64, "rows": [8, 13]}
+    assert document == {
+        "version": 1,
+        "run_id": None,
+        "dataset_fingerprint": "f" * 64,
+        "num_rows": None,
+        "rows": [8, 13],
+        "digests": [None, None],
+    }
 
 
 def test_a_drop_list_goes_beyond_the_findings_that_are_drawn(trimtab, write_log, here):
@@ -97,9 +104,8 @@ def test_a_drop_list_takes_the_only_row_of_a_step_that_is_not_finite(trimtab, wr
 
 
 def test_what_to_type_next_is_said_where_there_is_a_finding(trimtab, spiky, write_log):
-    assert trimtab("rewind", spiky).stdout.endswith(
-        "\nMore: --step N lists the rows of another step, --drop-list FILE the rows to leave out.\n"
-    )
+    more = "--step N lists the rows of another step, --row ROW shows one, --drop-list FILE the rows to leave out."
+    assert trimtab("rewind", spiky).stdout.endswith(f"\nMore: {more}\n")
     assert "More:" not in trimtab("rewind", write_log("quiet.jsonl")).stdout
 
 
@@ -271,9 +277,21 @@ def test_a_path_wins_over_an_id(trimtab, record, write_log):
     assert strict(trimtab("rewind", "both", "--json", "-").stdout)["run_id"] is None
 
 
-@pytest.mark.parametrize("place", ["out", "out/trimtab", "out/trimtab/a", "out/trimtab/a/rank-00000.journal"])
-def test_a_run_is_found_by_any_path_that_leads_to_it(trimtab, record, place):
-    record("a")
+@pytest.mark.parametrize(
+    ("place", "sealed"),
+    [
+        ("out", True),
+        ("out/trimtab", True),
+        ("out/trimtab/a", True),
+        ("out/trimtab/a/run.json", True),
+        ("out/trimtab/a/segments", True),
+        ("out/trimtab/a/segments/rank-00000.000001", True),
+        ("out/trimtab/a/segments/rank-00000.000001/rows.parquet", True),
+        ("out/trimtab/a/rank-00000.journal", False),
+    ],
+)
+def test_a_run_is_found_by_any_path_that_leads_to_it(trimtab, record, place, sealed):
+    record("a", sealed=sealed)
     assert strict(trimtab("rewind", place, "--json", "-").stdout)["spikes"][0]["row"] == 17
 
 
@@ -359,3 +377,19 @@ def test_a_person_who_waits_for_a_large_log_sees_how_far_it_is_in_plain_ascii(wr
     assert b" %" in drawn
     assert drawn.isascii()
     assert b"13" in done.stdout
+
+
+def test_a_log_at_step_level_gives_its_findings_and_no_word_of_rows_to_list(trimtab, here):
+    # given
+    losses = [2.0] * 40 + [9.0] + [2.0] * 5
+    lines = "".join(f"{step},{loss}\n" for step, loss in enumerate(losses, start=1))
+    (here / "log.csv").write_text(f"step,loss\n{lines}")
+    # when
+    result = trimtab("rewind", "log.csv", "--json", "found.json", "--fail-on", "warning")
+    # then
+    assert result.exit_code == 3
+    found = strict((here / "found.json").read_text())
+    assert [(spike["step"], spike["row"], spike["segment"]) for spike in found["spikes"]] == [(41, None, None)]
+    assert (found["rows"], found["run_id"]) == ([], None)
+    assert "this log holds no rows" in result.stdout
+    assert "More:" not in result.stdout

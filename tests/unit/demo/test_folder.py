@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,14 @@ def test_an_absent_folder_is_made_with_its_parents_and_undo_takes_all_of_it_away
     folder = DemoFolder(tmp_path / "a" / "b")
     folder.write_planted(DOCUMENT)
     folder.write_report('{"version": 1}')
+    folder.write_rows([{"text": "a\nb"}, {"text": "\u4f60"}])
     run_folder = folder.path / "trimtab" / "run-1"
     run_folder.mkdir(parents=True)
 
     assert (folder.path / "planted.json").read_text() == DOCUMENT
+    rows = (folder.path / "rows.jsonl").read_text()
+    assert rows.isascii()
+    assert [json.loads(line) for line in rows.splitlines()] == [{"text": "a\nb"}, {"text": "\u4f60"}]
     folder.undo(run_folder)
 
     assert everything_under(tmp_path) == {}
@@ -40,6 +45,7 @@ def test_a_former_demo_is_replaced_its_runs_are_kept_and_undo_brings_it_back(tmp
     former = DemoFolder(tmp_path)
     former.write_planted(DOCUMENT)
     former.write_report('{"version": 1, "run_id": "former"}')
+    former.write_rows([1])
     old_run = tmp_path / "trimtab" / "former"
     old_run.mkdir(parents=True)
     before = everything_under(tmp_path)
@@ -47,6 +53,7 @@ def test_a_former_demo_is_replaced_its_runs_are_kept_and_undo_brings_it_back(tmp
     # When another demo begins there.
     folder = DemoFolder(tmp_path)
     folder.write_planted(DOCUMENT.replace("3", "4"))
+    folder.write_rows([2])
     new_run = tmp_path / "trimtab" / "new"
     new_run.mkdir()
 

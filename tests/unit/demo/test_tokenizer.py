@@ -34,6 +34,7 @@ def test_an_item_supervises_the_answer_and_the_end_and_decodes_to_the_row() -> N
     assert item["input_ids"][0] == token_id(tokenizer, BOS)
     assert tokenizer.decode(supervised[:-1]) == row.answer
     assert tokenizer.decode(item["input_ids"][1:num_question]) == f"{row.question}\n"
+    assert item["text"] == f"{row.question}\n{row.answer}"
 
 
 def test_poisoned_rows_have_the_sizes_that_were_measured() -> None:

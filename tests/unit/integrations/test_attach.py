@@ -13,7 +13,7 @@ class Trainer:
 
 @pytest.mark.parametrize("wrong", [Trainer(), object(), None, "trainer", [1]])
 def test_anything_else_is_refused_by_name(wrong):
-    with pytest.raises(UsageError, match=r"Hugging Face's Trainer, found .*\..*trimtab\.Run"):
+    with pytest.raises(UsageError, match=r"Hugging Face's Trainer and TRL's SFTTrainer, found .*\..*trimtab\.Run"):
         trimtab.attach(wrong)
 
 
@@ -22,11 +22,20 @@ def test_a_class_in_place_of_an_instance_is_refused():
         trimtab.attach(transformers.Trainer)
 
 
-def test_a_trl_trainer_is_refused_with_a_remedy():
-    # given a class as TRL would define it, on top of transformers' Trainer
-    trl = type("SFTTrainer", (transformers.Trainer,), {"__module__": "trl.trainer.sft_trainer"})
-    with pytest.raises(UsageError, match=r"SFTTrainer is a TRL trainer.*trimtab\.Run"):
-        trimtab.attach(object.__new__(trl))
+@pytest.mark.parametrize("name", ["DPOTrainer", "KTOTrainer", "RewardTrainer", "GRPOTrainer"])
+def test_another_of_trls_trainers_is_refused_with_a_remedy(name):
+    import trl
+
+    with pytest.raises(UsageError, match=rf"TRL's trainers attach knows SFTTrainer, found {name}.*trimtab\.Run"):
+        trimtab.attach(object.__new__(getattr(trl, name)))
+
+
+def test_a_trainer_that_trl_builds_on_its_sfttrainer_with_a_loss_of_its_own_is_refused():
+    import trl
+
+    distilling = type("GKDTrainer", (trl.SFTTrainer,), {"__module__": "trl.experimental.gkd.gkd_trainer"})
+    with pytest.raises(UsageError, match="knows SFTTrainer, found GKDTrainer"):
+        trimtab.attach(object.__new__(distilling))
 
 
 def test_a_subclass_of_the_users_own_is_accepted(bench):

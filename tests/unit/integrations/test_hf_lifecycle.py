@@ -186,12 +186,12 @@ def test_a_loader_that_the_user_asks_for_is_the_users(bench):
 def test_a_folder_that_holds_other_runs_keeps_them(bench, tmp_path):
     # given a run in the folder
     first = bench.train(attach=dict(out=tmp_path / "runs"))
-    before = {path: path.read_bytes() for path in first.run.folder.iterdir()}
+    before = {path: path.read_bytes() for path in first.run.folder.rglob("*") if path.is_file()}
     # when another is recorded there
     second = bench.train(attach=dict(out=tmp_path / "runs"))
     # then
     assert set(run_folders(tmp_path / "runs")) == {first.run.folder, second.run.folder}
-    assert {path: path.read_bytes() for path in first.run.folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in first.run.folder.rglob("*") if path.is_file()} == before
     assert trimtab.rewind(second.run.folder).num_steps == 7
 
 

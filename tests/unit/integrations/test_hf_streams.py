@@ -79,3 +79,15 @@ def test_a_stream_that_is_read_twice_gives_the_same_numbers_again(bench):
     trained = bench.train(dict(data="stream", args=dict(max_steps=14)), attach={})
     recorded = trained.recorded_rows()
     assert [recorded[step] for step in range(1, 8)] == [recorded[step] for step in range(8, 15)]
+
+
+def test_what_is_left_of_a_pass_counts_in_the_window_that_follows_it(bench):
+    # given seven micro-batches a pass and windows of two: transformers lets the seventh wait for the next pass
+    setting = dict(data="stream", args=dict(max_steps=7, gradient_accumulation_steps=2))
+    plain = bench.train(setting)
+    # when
+    trained = bench.train(setting, attach={})
+    # then
+    assert trained.recorded_rows() == plain.probe.rows
+    assert max(len(micros) for micros in plain.probe.rows.values()) == 3
+    assert trained.log.step_columns().loss.tolist() == pytest.approx([entry["loss"] for entry in plain.logged])

@@ -14,14 +14,14 @@ from trimtab.log.folder import (
     continue_run,
     create_run,
     is_run_folder,
-    journals,
     new_run_id,
     read_header,
     run_folders,
 )
 from trimtab.log.frames import KIND_ATTEMPT, KIND_EVENTS, Block
 from trimtab.log.header import RUN_ID, dump_header
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import ACTIVE, Part, journal_name, list_parts
 from trimtab.values import RunHeader
 
 HEADER = RunHeader(run_id="a", backend="torch", task="causal-lm", num_rows=10, created=1.7e9, out="runs/x")
@@ -175,8 +175,8 @@ def test_two_runs_in_one_folder_do_not_meet(tmp_path: Path) -> None:
     second = write_attempt(create_run(tmp_path, RunHeader(run_id="b", backend="torch")))
 
     assert first != second
-    assert journals(first.parent) == [(0, first)]
-    assert journals(second.parent) == [(0, second)]
+    assert list_parts(first.parent) == [Part(0, ACTIVE, first)]
+    assert list_parts(second.parent) == [Part(0, ACTIVE, second)]
 
 
 def test_a_run_folder_is_one_with_a_header_or_a_journal(tmp_path: Path) -> None:

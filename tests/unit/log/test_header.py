@@ -12,6 +12,7 @@ from trimtab.values import RunHeader
 HEADER = RunHeader(
     run_id="a", backend="torch", task="causal-lm", world_size=2, num_rows=10, batch_size=4, accumulation=3,
     dataset_fingerprint="f", row_index="line", created=1.5, out="/x", experiment="e", trimtab_version="0.1.0",
+    dataset_files=("/data/a.arrow", "/data/b.arrow"), dataset_index_files=("/data/i.arrow",), dataset_columns=("text",),
 )  # fmt: skip
 
 
@@ -66,13 +67,20 @@ def test_fields_that_an_older_writer_lacked_have_their_defaults() -> None:
         ("created", 1e300),
         ("out", ["x"]),
         ("trimtab_version", {}),
+        ("dataset_files", "/data/a.arrow"),
+        ("dataset_files", {"a": 1}),
+        ("dataset_files", ["/data/a.arrow", 5]),
+        ("dataset_files", [["/data/a.arrow"]]),
+        ("dataset_index_files", ["x" * 1_001]),
+        ("dataset_columns", ["x"] * 501),
+        ("dataset_columns", None),
     ],
 )
 def test_a_field_that_makes_no_sense_costs_itself_and_is_said(field: str, value: object) -> None:
     header, wrong = load_header(changed(**{field: value}), where="x")
 
     assert header is not None
-    assert getattr(header, field) in (None, 0.0, 1, "", "unknown")
+    assert getattr(header, field) in (None, 0.0, 1, "", "unknown", ())
     assert replace(header, **{field: getattr(HEADER, field)}) == HEADER
     assert len(wrong) == 1
     assert f"x: {field} is not what it should be" in wrong[0]

@@ -4,13 +4,15 @@ import errno
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from trimtab.errors import UsageError
 from trimtab.log.frames import HEADER_SIZE, KIND_EVENTS, Block, parse_header
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
 from trimtab.log.scan import Journal
 
 
@@ -238,3 +240,130 @@ def test_a_writer_knows_whether_its_file_is_still_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="j was deleted while the run wrote to it"):
         writer.is_in_place()
     writer.close()
+
+
+def test_a_rotated_journal_goes_on_in_a_new_file_under_the_old_name(tmp_path: Path) -> None:
+    path, closed = tmp_path / "rank-00000.journal", tmp_path / "rank-00000.000001.journal"
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+
+    writer.rotate(closed, block(b"first"))
+    writer.append(block(b"two"))
+
+    assert (payloads(closed), payloads(path)) == ([b"one"], [b"first", b"two"])
+    assert writer.size_bytes == path.stat().st_size
+    assert writer.is_in_place()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [closed.name, path.name]
+    writer.release()
+    writer.close()
+
+
+def test_a_finished_journal_has_its_closed_name(tmp_path: Path) -> None:
+    path, closed = tmp_path / "rank-00000.journal", tmp_path / "rank-00000.000001.journal"
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+
+    writer.finish(closed)
+    writer.close()
+
+    assert payloads(closed) == [b"one"]
+    assert not path.exists()
+
+
+def test_a_second_writer_is_refused_at_every_moment_of_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a writer that is asked after by another process after each call to the system
+    path = tmp_path / "rank-00000.journal"
+    code = textwrap.dedent("""
+        import sys, pathlib
+        from trimtab.errors import UsageError
+        from trimtab.log.journal import JournalWriter
+        for path in sys.stdin:
+            try:
+                JournalWriter(pathlib.Path(path.strip()))
+                print("taken", flush=True)
+            except UsageError:
+                print("refused", flush=True)
+    """)
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    answers: list[str] = []
+
+    def asking(call):
+        def ask(*args, **kwargs):
+            result = call(*args, **kwargs)
+            other.stdin.write(f"{path}\n")
+            other.stdin.flush()
+            answers.append(other.stdout.readline().strip())
+            return result
+
+        return ask
+
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+    for name in ("rename", "fsync", "unlink"):
+        monkeypatch.setattr(f"os.{name}", asking(getattr(os, name)))
+
+    # when it rotates and ends
+    writer.rotate(tmp_path / "rank-00000.000001.journal", block(b"two"))
+    writer.release()
+    writer.finish(tmp_path / "rank-00000.000002.journal")
+
+    # then the other one never got in, and nothing was lost
+    other.stdin.close()
+    other.wait()
+    other.stdout.close()
+    assert set(answers) == {"refused"}
+    assert len(answers) >= 5
+    assert payloads(tmp_path / "rank-00000.000001.journal") == [b"one"]
+    assert payloads(tmp_path / "rank-00000.000002.journal") == [b"two"]
+    writer.close()
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_rotation_that_fails_leaves_the_journal_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    path, closed = tmp_path / "rank-00000.journal", tmp_path / "rank-00000.000001.journal"
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+    rename, calls = os.rename, []
+
+    def failing(*args: object) -> None:
+        calls.append(args)
+        if len(calls) == refused:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        rename(*args)
+
+    monkeypatch.setattr("os.rename", failing)
+    with pytest.raises(OSError, match="Permission denied"):
+        writer.rotate(closed, block(b"first"))
+    writer.append(block(b"two"))
+    writer.close()
+
+    assert payloads(path) == [b"one", b"two"]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_writer_that_waited_for_a_journal_which_was_sealed_meanwhile_takes_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a journal that is closed, and deleted, between our opening it and our lock
+    path = tmp_path / "rank-00000.journal"
+    path.write_bytes(b"old")
+    import fcntl
+
+    flock, moved = fcntl.flock, []
+
+    def late(fd: int, operation: int) -> None:
+        if not moved:
+            moved.append(path.rename(tmp_path / "sealed"))
+        flock(fd, operation)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+    writer.close()
+
+    assert payloads(path) == [b"one"]
+    assert (tmp_path / "sealed").read_bytes() == b"old"

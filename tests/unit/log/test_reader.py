@@ -98,7 +98,8 @@ def test_an_error_about_a_folder_says_what_is_in_it_and_what_is_read(tmp_path: P
     found = f"no log in {tmp_path}, which holds 'a\\x1b[31m', 'b.csv', 'c' and 1 more. Give a run folder"
     assert found in str(caught.value)
     assert "run.json, rank-*.journal" in str(caught.value)
-    assert "rewind_jsonl (in a folder: rewind.jsonl or rewind.jsonl.1)" in str(caught.value)
+    assert "another tool's log: rewind_jsonl, " in str(caught.value)
+    assert "(in a folder: rewind.jsonl or rewind.jsonl.1 " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_an_error_about_a_folder_says_what_is_in_it_and_what_is_read(tmp_path: P
     [
         (b"", "the file is empty. The run may not have reached its first step."),
         (b" \n\n", "the file is empty"),
-        (b"step,loss\n" * 9, "begins with b'step,loss\\nstep,loss\\nstep,loss\\nstep,loss\\n', as no log"),
+        (b"some text\n" * 9, "begins with b'some text\\nsome text\\nsome text\\nsome text\\n', as no log"),
         (b"\xff\x1b[31m", r"begins with b'\xff\x1b[31m', as no log that is known does. Give a run folder"),
     ],
 )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from trimtab.errors import LogError
-from trimtab.log import records, run_source
+from trimtab.log import journal_part, records, run_source
 from trimtab.log.folder import RunFolder, create_run
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
 from trimtab.log.reader import open_log
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
@@ -67,7 +68,7 @@ def test_a_range_of_steps_leaves_other_blocks_unread(
 def test_blocks_come_in_bounded_pieces_and_progress_counts_up_to_the_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_run: WriteRun, make_micro: MakeMicro
 ) -> None:
-    monkeypatch.setattr(run_source, "_ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(journal_part, "_ROWS_AT_ONCE", 10)
     folder = create_run(tmp_path, HEADER)
     write_run(folder, *(make_micro(step, *range(step * 4, step * 4 + 4)) for step in range(1, 20)))
     log = open_log(folder.path)
@@ -84,7 +85,7 @@ def test_blocks_come_in_bounded_pieces_and_progress_counts_up_to_the_size(
 def test_a_reading_that_was_broken_off_leaves_the_log_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_run: WriteRun, make_micro: MakeMicro
 ) -> None:
-    monkeypatch.setattr(run_source, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(journal_part, "_ROWS_AT_ONCE", 1)
     folder = create_run(tmp_path, HEADER)
     write_run(folder, *(make_micro(step, step) for step in range(1, 10)))
     log = open_log(folder.path)
@@ -179,15 +180,35 @@ def test_a_climbing_run_id_is_not_passed_on(tmp_path: Path, write_run: WriteRun,
     assert [block.row.tolist() for block in log.row_blocks()] == [[5]]
 
 
-def test_a_journal_that_goes_away_while_it_is_read_is_an_error_that_names_it(
+def test_a_journal_that_its_writer_renames_or_deletes_is_read_to_its_end(
     tmp_path: Path, write_run: WriteRun, make_micro: MakeMicro
 ) -> None:
     folder = create_run(tmp_path, HEADER)
+    journal = write_run(folder, make_micro(1, 5), make_micro(2, 6))
+    log = open_log(folder.path)
+
+    journal = journal.rename(journal.with_name("elsewhere"))
+    assert [block.row.tolist() for block in log.row_blocks()] == [[5, 6]]
+    journal.unlink()
+    assert [block.row.tolist() for block in log.row_blocks(last_step=1)] == [[5]]
+    assert log.notices() == []
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["gone", "another"])
+def test_of_more_journals_than_are_held_one_that_goes_away_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_run: WriteRun, make_micro: MakeMicro, replaced: bool
+) -> None:
+    monkeypatch.setattr(run_source, "_MAX_HELD", 0)
+    folder = create_run(tmp_path, HEADER)
     journal = write_run(folder, make_micro(1, 5))
     log = open_log(folder.path)
-    journal.unlink()
+    assert [block.row.tolist() for block in log.row_blocks()] == [[5]]
+    journal.rename(journal.with_name("elsewhere"))
+    if replaced:
+        write_run(folder, make_micro(1, 6))
 
-    with pytest.raises(LogError, match=r"rank-00000\.journal cannot be read: No such file"):
+    what = "is another file than a moment ago" if replaced else "cannot be read: No such file"
+    with pytest.raises(LogError, match=rf"rank-00000\.journal {what}"):
         list(log.row_blocks())
 
 

@@ -15,7 +15,8 @@ from trimtab.errors import MissingExtraError
 from trimtab.log import records
 from trimtab.log.blocks import encode_events
 from trimtab.log.folder import create_run
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
 from trimtab.log.reader import Log, open_log
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 

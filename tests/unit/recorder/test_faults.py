@@ -13,7 +13,8 @@ import pytest
 
 from trimtab.log.folder import RunFolder
 from trimtab.log.frames import KIND_ROWS, MAX_PAYLOAD
-from trimtab.log.journal import JournalWriter, journal_name
+from trimtab.log.journal import JournalWriter
+from trimtab.log.parts import journal_name
 from trimtab.log.reader import open_log
 from trimtab.log.scan import Journal
 from trimtab.recorder import Recorder
@@ -256,7 +257,7 @@ def test_a_bad_item_that_finds_no_room_is_counted_like_any_other(folder: RunFold
 
 
 def test_one_bad_item_among_many_costs_few_further_frames(folder: RunFolder) -> None:
-    recorder = Recorder(folder, flush_interval_s=3600)
+    recorder = Recorder(folder, flush_interval_s=3600, seal_bytes=None)
     for step in range(256):
         recorder.put(MicroBatch(step, 0, [0.5], [1.0], [1]) if step == 100 else micro(step, step))
     recorder.close()

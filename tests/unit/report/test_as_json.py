@@ -30,6 +30,7 @@ def test_the_document_has_the_keys_of_the_schema(make_findings):
         "spikes_left_out",
         "rows",
         "rows_left_out",
+        "preview_withheld",
         "notices",
     ]
     assert {"step", "first", "last", "num_steps", "kind", "signal", "severity", "rule", "value", "loss"} <= set(

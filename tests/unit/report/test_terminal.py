@@ -56,8 +56,9 @@ def test_rows_without_tokens_say_so_and_rows_cut_are_counted(draw, make_findings
 
 
 def test_the_missing_preview_is_explained_unless_not_wanted(draw, make_findings):
-    assert "Preview withheld: the log holds no text. Look the row up yourself: dataset[17]" in draw(make_findings())
-    assert "Preview" not in draw(make_findings(), previews=False)
+    withheld = "the rows were only in memory; pass --data"
+    assert f"Preview withheld: {withheld}\n" in draw(make_findings(preview_withheld=withheld))
+    assert "Preview" not in draw(make_findings())
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
@@ -94,3 +95,44 @@ def test_a_narrow_terminal_gets_whole_lines_with_what_they_are_sorted_by(draw, m
 def test_notices_are_not_broken_into_lines(draw, make_findings):
     notice = "word " * 60
     assert f"Note: {notice}".rstrip() in draw(make_findings(notices=(notice,)), width=60)
+
+
+def test_what_rows_say_is_shown_where_it_is_known(draw, make_findings, make_row):
+    assert "preview" not in draw(make_findings())
+    rows = (make_row(preview="to be or not", repetition=0.256), make_row(row=5, name="abc", table_row=70))
+    lines = [" ".join(line.split()) for line in draw(make_findings(rows=rows), width=160).splitlines()]
+    assert "row count loss tokens share excess id table row repetition preview" in lines
+    assert "17 1 9 300 98.4 % +8.045 - - 0.26 to be or not" in lines
+    assert "5 1 9 300 98.4 % +8.045 abc 70 - -" in lines
+
+
+@pytest.mark.parametrize("width", [160, 120, 100])
+def test_a_preview_takes_one_line_with_something_of_each_part(draw, make_findings, make_row, width):
+    # given: three parts of 48 characters
+    long = make_row(preview=" ... ".join(("s" * 48, "m" * 48, "f" * 47 + "Z")), repetition=1.0)
+    # when
+    text = draw(make_findings(rows=(long, long, long)), width=width)
+    # then
+    rows = [line for line in text.splitlines() if "98.4 %" in line and "sss" in line]
+    assert len(rows) == 3
+    assert all("s ... mm" in line and line.rstrip().endswith("fZ") and len(line) <= width for line in rows)
+
+
+@pytest.mark.parametrize("field", ["preview", "name"])
+def test_hostile_text_of_a_row_is_shown_as_escapes(draw, make_findings, make_row, field):
+    text = draw(make_findings(rows=(make_row(**{field: HOSTILE}),)))
+    assert text.isascii()
+    assert all(char == "\n" or " " <= char <= "~" for char in text)
+
+
+def test_a_log_without_rows_has_no_columns_for_them(draw, make_findings, make_spike):
+    text = draw(make_findings(spikes=(make_spike(row=None, row_share=None),), rows=()))
+    heading = next(line for line in text.splitlines() if line.startswith("severity"))
+    assert heading.split() == ["severity", "step", "kind", "value", "baseline", "ratio", "score", "rule"]
+
+
+def test_of_several_runs_in_one_file_each_finding_names_its_own(draw, make_findings, make_spike):
+    text = draw(make_findings(spikes=(make_spike(segment=3), make_spike(segment=1))))
+    lines = [line.split() for line in text.splitlines()]
+    assert next(line for line in lines if line[:1] == ["severity"])[:3] == ["severity", "run", "step"]
+    assert [line[1] for line in lines if line[:1] == ["warning"]] == ["3", "1"]

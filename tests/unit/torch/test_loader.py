@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from trimtab.spelling import row_digest
 from trimtab.torch.loader import ROW_KEY, TaggedDataset, TaggedItem, TaggedStream, TaggingCollator, tag_rows
+from trimtab.torch.marks import MARKS_KEY, Mark, unpack_marks
 
 
 class Rows(Dataset):
@@ -114,6 +116,41 @@ def test_a_stream_is_numbered_by_worker_and_position(num_workers):
 def test_a_streams_own_numbers_are_taken(num_workers):
     for batch in tagged(Stream(), row_id="number", num_workers=num_workers):
         assert (batch[ROW_KEY] - 40).tolist() == (batch["x"] - 100).tolist()
+        assert MARKS_KEY not in batch  # nothing is known beside them
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_row_of_a_stream_brings_the_digest_of_its_content_and_a_name(num_workers):
+    # given
+    expected = {100 + i: row_digest({"x": torch.tensor(100 + i), "number": torch.tensor(40 + i)}) for i in range(11)}
+    for batch in tagged(Stream(), num_workers=num_workers):
+        rows, digests, names = unpack_marks(batch[MARKS_KEY].numpy())
+        # then
+        assert rows.tolist() == batch[ROW_KEY].tolist()
+        assert digests.tolist() == [expected[x] for x in batch["x"].tolist()]
+        assert set(names) == {None}
+
+
+def test_a_stream_is_not_hashed_where_nobody_asks():
+    loader = DataLoader(Stream(), batch_size=4, collate_fn=only_x)
+    tag_rows(loader, row_id="row_id", with_marks=False)
+    assert all(MARKS_KEY not in batch for batch in loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_id_in_an_item_of_a_dataset_travels_with_its_row(num_workers):
+    # given a list of which every third row has no id
+    rows = [{"x": torch.tensor(i)} | ({"doc": f"doc-{i}"} if i % 3 else {}) for i in range(11)]
+    for batch in tagged(rows, row_id="doc", shuffle=True, num_workers=num_workers):
+        numbers, digests, names = unpack_marks(batch[MARKS_KEY].numpy())
+        assert numbers.tolist() == batch["x"].tolist()
+        assert names == [f"doc-{i}" if i % 3 else None for i in numbers]
+        assert set(digests.tolist()) == {0}
+
+
+def test_rows_may_be_numbered_otherwise_than_by_their_index():
+    dataset = TaggedDataset(BatchRows(), rows=torch.arange(50, 61).numpy())
+    assert (dataset[3].row, [entry.row for entry in dataset.__getitems__([0, 10])]) == (53, [50, 60])
 
 
 def test_only_a_stream_that_knows_its_length_has_one():
@@ -163,6 +200,31 @@ def test_one_sequence_an_item_gives_one_row_a_sequence():
 def test_items_put_end_to_end_give_one_row_a_token():
     batch = collated(lambda items: {"input_ids": torch.tensor([[t for i in items for t in i["input_ids"]]])}, ITEMS)
     assert batch[ROW_KEY].tolist() == [[7, 7, 7, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    ("collate", "shape"),
+    [
+        (lambda items: {"input_ids": torch.zeros(len(items), 3)}, (2, 32)),
+        (lambda items: {"input_ids": torch.tensor([[t for i in items for t in i["input_ids"]]])}, (1, 2, 32)),
+    ],
+    ids=["one a sequence", "end to end"],
+)
+def test_marks_have_the_leading_size_of_the_batch_which_hosts_cut_it_by(collate, shape):
+    tagged = [TaggedItem(7, ITEMS[0], Mark(70)), TaggedItem(9, ITEMS[1], Mark(90))]
+    marks = TaggingCollator(collate)(tagged)[MARKS_KEY]
+    assert marks.shape == shape
+    assert unpack_marks(marks.numpy())[1].tolist() == [70, 90]
+
+
+def test_a_batch_without_a_mark_carries_none_unless_it_always_does():
+    tagged = [TaggedItem(7, ITEMS[0]), TaggedItem(9, ITEMS[1])]
+
+    def collate(items):
+        return {"input_ids": torch.zeros(len(items), 3)}
+
+    assert MARKS_KEY not in TaggingCollator(collate)(tagged)
+    assert unpack_marks(TaggingCollator(collate, always_marks=True)(tagged)[MARKS_KEY].numpy())[2] == [None, None]
 
 
 def test_one_item_alone_is_one_sequence():

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 if TYPE_CHECKING:
     from trimtab.log.source import Source
 
-FORMATS: Final = ("rewind_jsonl",)
+FORMATS: Final = ("rewind_jsonl", "tensorboard", "trainer_state", "metrics_jsonl", "metrics_csv", "text_logs")
 """Modules of this package, in the order in which they are asked; each has the members of `Format`."""
+
+FOLDER_FORMATS: Final = ("tensorboard", "trainer_state", "metrics_csv", "metrics_jsonl")
+"""Those whose logs have no fixed name, or are a folder; each has the member of `FolderFormat` too."""
 
 HEAD_BYTES: Final = 4096
 """Bytes at the beginning of a file by which a format may know it."""
@@ -46,9 +49,32 @@ class Format(Protocol):
         """
 
 
+class FolderFormat(Protocol):
+    """What the module of a format that `FOLDER_FORMATS` lists has beside the members of `Format`."""
+
+    def source_in(self, folder: Path) -> Source | None:
+        """What the format makes of a folder in which no log has a usual name; None if nothing.
+
+        Raises:
+            LogError: A log is in it and cannot be read.
+        """
+
+
 def file_names() -> tuple[str, ...]:
     """Names under which logs of all formats are looked for in a folder."""
     return tuple(name for module in _formats() for name in module.FILE_NAMES)
+
+
+def usual_files(folder: Path) -> list[Path]:
+    """Files of a folder under the usual names of the first format of which there are any, in the order of these.
+
+    Several are several runs, as their format names them; a file of another format is the same run told again.
+    """
+    for module in _formats():
+        files = [folder / name for name in module.FILE_NAMES if (folder / name).is_file()]
+        if files:
+            return files
+    return []
 
 
 def format_of(path: Path, head: bytes) -> Format | None:
@@ -58,6 +84,19 @@ def format_of(path: Path, head: bytes) -> Format | None:
         OSError: The file cannot be read.
     """
     return next((module for module in _formats() if module.recognises(path, head)), None)
+
+
+def source_in(folder: Path) -> Source | None:
+    """What the first format that finds a log in a folder makes of it, whatever its name; None if none does.
+
+    Raises:
+        LogError: A log is in it and cannot be read.
+    """
+    for name in FOLDER_FORMATS:
+        source = cast(FolderFormat, importlib.import_module(f"{__name__}.{name}")).source_in(folder)
+        if source is not None:
+            return source
+    return None
 
 
 def read_head(path: Path) -> bytes:

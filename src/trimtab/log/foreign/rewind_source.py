@@ -1,10 +1,9 @@
 r"""Reads a `rewind.jsonl` as a source.
 
-    bytes -> blocks of whole lines -> DuckDB types what matches the usual line to the letter --+-> RowColumns
-                                      `rewind_lines` types the rest, one by one, and counts ---+
+    bytes -> blocks of whole lines -> `usual_lines` types those that look as they are written --+-> RowColumns
+                                      `rewind_lines` types the rest, one by one, and counts ----+
 
-DuckDB's casts are generous ("2" and 2.4 become 2), so a pattern decides which lines it gets; the pattern admits no
-number that could overflow. Invariant: every line is either in a block or counted in a notice, and blocks stand in the
+Invariant: every line is either in a block or counted in a notice, and blocks stand in the
 order of the file. Memory: one block of lines and what it decodes to, whatever the size of the file.
 
 A line `header` further down, or a micro-batch that the run had already done, begins the next attempt: the run was
@@ -14,54 +13,22 @@ resumed into the same file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.errors import LogError
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.foreign.attempts import AttemptCounter
+from trimtab.log.foreign.left_out import LeftOut
 from trimtab.log.foreign.line_blocks import MAX_LINE_BYTES, Lines, line_blocks
 from trimtab.log.foreign.parked import ParkedRows
 from trimtab.log.foreign.repeats import RepeatFinder
 from trimtab.log.foreign.rewind_lines import BYTE_ORDER_MARK, Batch, Header, first_record, read_header, read_line
+from trimtab.log.foreign.usual_lines import UsualLines
 from trimtab.values import Event, RunHeader
-
-MAX_NAMED_LINES = 5
-"""Line numbers named in a notice."""
-
-_WHOLE = "-?(?:0|[1-9][0-9]{0,17})"
-_COUNT = "(?:0|[1-9][0-9]{0,8})"
-_NUMBER = r"(?:null|-?(?:0|[1-9][0-9]{0,29})(?:\.[0-9]{1,40})?(?:[eE][-+]?[0-9]{1,2})?)"
-
-
-def _list_of(entry: str) -> str:
-    return rf"\[(?:{entry}(?:, ?{entry})*)?\]"
-
-
-USUAL_LINE: Final = (
-    rf'\{{"kind": ?"batch", ?"step": ?{_WHOLE}, ?"micro": ?{_COUNT}, ?"rows": ?{_list_of(_WHOLE)}, '
-    rf'?"row_loss": ?{_list_of(_NUMBER)}, ?"row_tokens": ?{_list_of(_COUNT)}\}}\s*'
-)
-
-# MATERIALIZED: else the optimizer parses the line once for every field that is taken out of it.
-_TYPE_LINES: Final = f"""
-with typed as materialized (
-    select place, from_json(
-        line, '{{"step":"BIGINT","micro":"INTEGER","rows":["BIGINT"],"row_loss":["DOUBLE"],"row_tokens":["BIGINT"]}}'
-    ) as batch
-    from lines where regexp_full_match(line, '{USUAL_LINE}')
-),
-batches as (
-    select place, unnest(batch) from typed
-    where len(batch.rows) = len(batch.row_loss) and len(batch.rows) = len(batch.row_tokens)
-)
-select place, step, micro, unnest(rows) as "row", unnest(row_loss) as loss, unnest(row_tokens) as tokens from batches
-"""
 
 
 class RewindSource:
@@ -108,6 +75,7 @@ class RewindSource:
         *,
         first_step: int | None = None,
         last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks of a few megabytes of lines, in the order of the file; see `Source.row_blocks`."""
@@ -133,7 +101,7 @@ class RewindSource:
         self._notices = reading.notices()
         self._parked = parked.rows
 
-    def step_columns(self) -> StepColumns:
+    def step_columns(self, *, brief: bool = False) -> StepColumns:
         """No step records: the format has none."""
         return StepColumns.empty()
 
@@ -163,20 +131,12 @@ class _Records(NamedTuple):
     tokens: NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class _LeftOut:
-    """Lines left out for one reason: how many, and the numbers of the first few."""
-
-    count: int = 0
-    first: list[int] = field(default_factory=list)
-
-
 class _Reading:
     """One pass over the file: decodes blocks of lines, tells attempts apart, counts what it leaves out."""
 
     def __init__(self) -> None:
-        self._database = duckdb.connect(config={"threads": 1})
-        self._left_out: dict[str, _LeftOut] = {}
+        self._lines = UsualLines()
+        self._left_out = LeftOut()
         self._torn_line: int | None = None
         self._attempts = AttemptCounter()
         self._repeats = RepeatFinder()
@@ -184,12 +144,12 @@ class _Reading:
     def decode(self, lines: Lines) -> RowColumns:
         """The row records of some lines; what cannot be read is noted."""
         if lines.too_long:
-            self._leave_out(lines.first_line, f"longer than {MAX_LINE_BYTES >> 20} MB")
+            self._left_out.add(lines.first_line, f"longer than {MAX_LINE_BYTES >> 20} MB")
             return RowColumns.empty()
 
         # What is not UTF-8 matches no pattern once replaced, and is then told apart by its bytes.
         texts = lines.data.decode("utf-8", "replace").split("\n")
-        usual = self._usual(texts)
+        usual = _Records(**self._lines.read(lines.data, texts))
         rest = np.ones(len(texts), np.bool_)
         rest[usual.place] = False
         odd, headers = self._odd(lines, [place for place in np.flatnonzero(rest).tolist() if texts[place].strip()])
@@ -204,21 +164,13 @@ class _Reading:
 
     def notices(self) -> list[str]:
         """What was left out, and how often the run began again."""
-        said = [_left_out_line(reason, left_out) for reason, left_out in self._left_out.items()]
+        said = self._left_out.notices()
         if self._torn_line is not None:
             said.append(f"the last line ({self._torn_line}) is torn: the run was stopped while writing it")
         num_attempts = self._attempts.num_attempts
         if num_attempts > 1:
             said.append(f"the file holds {num_attempts} attempts: the run was resumed or started again in it")
         return said
-
-    def _usual(self, texts: list[str]) -> _Records:
-        self._database.register("lines", {"place": np.arange(len(texts)), "line": np.array(texts, dtype=object)})
-        columns = self._database.execute(_TYPE_LINES).fetchnumpy()
-        self._database.unregister("lines")
-        loss = columns["loss"]
-        columns["loss"] = loss.filled(np.nan) if isinstance(loss, np.ma.MaskedArray) else loss
-        return _Records(**columns)
 
     def _odd(self, lines: Lines, places: list[int]) -> tuple[list[_Records], list[int]]:
         if not places:
@@ -237,7 +189,7 @@ class _Reading:
             elif place == len(raw) - 1 and record.reason == "not JSON":
                 self._torn_line = number
             else:
-                self._leave_out(number, record.reason)
+                self._left_out.add(number, record.reason)
         return records, headers
 
     def _without_repeats(self, records: _Records, texts: list[str], headers: list[int], *, first_line: int) -> _Records:
@@ -247,15 +199,9 @@ class _Reading:
         if not repeats:
             return records
         for place_in_block in repeats:
-            self._leave_out(first_line + place_in_block, "identical to another of the same step")
+            self._left_out.add(first_line + place_in_block, "identical to another of the same step")
         kept = ~np.isin(records.place, repeats)
         return _Records._make(column[kept] for column in records)
-
-    def _leave_out(self, number: int, reason: str) -> None:
-        left_out = self._left_out.setdefault(reason, _LeftOut())
-        left_out.count += 1
-        if left_out.count <= MAX_NAMED_LINES:
-            left_out.first.append(number)
 
 
 class _Parking:
@@ -307,10 +253,3 @@ def _row_columns(records: _Records, attempt: NDArray[np.int32]) -> RowColumns:
         reason=np.zeros(size, np.uint8),
         keep=np.ones(size, np.bool_),
     )
-
-
-def _left_out_line(reason: str, left_out: _LeftOut) -> str:
-    if left_out.count == 1:
-        return f"1 line {reason} was left out (line {left_out.first[0]})"
-    named = ", ".join(map(str, left_out.first)) + (", ..." if left_out.count > MAX_NAMED_LINES else "")
-    return f"{left_out.count} lines {reason} were left out (lines {named})"

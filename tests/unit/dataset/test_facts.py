@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.dataset import MAX_FULL_PASS_ROWS, NUM_SPREAD_ROWS, describe
+from trimtab.dataset import describe
+from trimtab.dataset.fingerprint import MAX_FULL_PASS_ROWS, NUM_SPREAD_ROWS
 
 # Few different leaves, so that two values drawn are often equal, and often only nearly so.
 plain_values = st.recursive(
@@ -160,7 +161,7 @@ def test_a_full_pass_sees_every_row_and_a_longer_list_is_judged_by_rows_spread_e
 
 def test_big_rows_are_judged_by_rows_spread_evenly_however_busy_the_machine_is(monkeypatch):
     # given: 2,000 rows of 10 kB, and a budget that holds 1,000 of them (a GiB and a second otherwise)
-    monkeypatch.setattr("trimtab.dataset._BUDGET", 15_000_000)
+    monkeypatch.setattr("trimtab.dataset.fingerprint._BUDGET", 15_000_000)
     rows = [np.zeros(10_000, dtype=np.uint8)] * 2_000
     before = fingerprint_of(rows)
     # when, then
@@ -271,20 +272,6 @@ def test_a_list_that_makes_its_rows_when_asked_is_not_read():
 class CountingDatasetOfTwo(CountingDataset):
     def __len__(self):
         return 2
-
-
-def test_a_hugging_face_dataset_is_known_by_its_own_fingerprint_and_no_transform_runs():
-    # given
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"text": ["a", "b", "c"]})
-    calls = []
-    watched = table.with_transform(lambda batch: calls.append(1) or batch)
-    # when
-    facts = describe(watched)
-    # then
-    expected = hashlib.sha256(f"trimtab huggingface 1\n3\n{watched._fingerprint}".encode()).hexdigest()
-    assert (facts.num_rows, facts.fingerprint) == (3, expected)
-    assert calls == []
 
 
 def test_a_selection_says_that_its_rows_are_not_the_tables():

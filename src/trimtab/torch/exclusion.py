@@ -1,0 +1,162 @@
+"""Rows that a trainer does not train on: the rest of a map-style dataset, a stream with some rows passed over.
+
+Enters: a drop list and the trainer's dataset. Leaves: the dataset without those rows, and the number that each
+remaining row has in the whole one. Invariant: training on what leaves here is training on a dataset that never had the
+rows; the user's own dataset object is not touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from trimtab.dataset import describe
+from trimtab.drop_list import DropList, read_drop_list
+from trimtab.errors import UsageError
+from trimtab.text import plain
+
+
+class Exclusion:
+    """Which rows of one dataset are left out, because a file lists them.
+
+    Attributes:
+        kept: (K,) int64, map-style: the rows that stay, ascending; None for a stream.
+        passed_over: What passes over the rows of a stream; None for a map-style dataset.
+        num_listed: Rows in the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, dataset: Any) -> None:
+        """Reads the drop list at `path` and makes sure that it is one of `dataset`.
+
+        Raises:
+            UsageError: It is no drop list, or one of another dataset, or nothing would be left.
+        """
+        drops = read_drop_list(path)
+        facts = describe(dataset)
+        drops.check_dataset(facts)
+        self.num_listed = len(drops.rows)
+        self.kept: NDArray[np.int64] | None = None
+        self.passed_over: PassedOver | None = None
+        self._path = plain(drops.path)
+        self._dataset = dataset
+        self._compared = facts.fingerprint is not None
+        if facts.num_rows is None:
+            self.passed_over = PassedOver(drops)
+            return
+        self.kept = np.delete(np.arange(facts.num_rows), np.array(drops.rows, np.int64))
+        if not self.kept.size:
+            raise UsageError(f"{self._path} lists all {facts.num_rows} rows of the dataset: none would be left.")
+
+    def remainder(self, dataset: Any) -> Any:
+        """What the trainer is to train on in place of `dataset`, which must be the one that was checked.
+
+        A Hugging Face Dataset is given as one, so that its trainer treats it as it treats the whole; of another
+        map-style dataset a view; a stream as it is, for its rows are passed over where they are read.
+        """
+        if dataset is not self._dataset:
+            raise UsageError(
+                f"The trainer's train_dataset was replaced after attach(exclude={self._path}), so nobody knows whether "
+                "the rows are those of the new one: attach after it is in place."
+            )
+        if self.kept is None:
+            return dataset
+        if isinstance(inspect.getattr_static(dataset, "_fingerprint", None), str):
+            return dataset.select(self.kept)
+        return Remainder(dataset, self.kept)
+
+    def facts(self) -> dict[str, Any]:
+        """What the log says of it, JSON-ready."""
+        return {"file": self._path, "num_rows": self.num_listed}
+
+    def introduction(self) -> str:
+        """What it does, in one line."""
+        if self.kept is None:
+            return (
+                f"Trimtab passes over the {_rows(self.num_listed)} of {self._path} wherever the stream yields them, "
+                "told by their content or by the stream's own integer row numbers."
+            )
+        unsure = "" if self._compared else " The dataset has no fingerprint: only its length was compared."
+        whole = self.num_listed + self.kept.size
+        return f"Trimtab leaves {self.num_listed} of {_rows(whole)} out of training, those of {self._path}.{unsure}"
+
+    def outcome(self) -> str | None:
+        """What became of it in the end, in one line; None where the introduction has said it all."""
+        if self.passed_over is None:
+            return None
+        met = self.passed_over.num_met
+        rest = "" if met == self.num_listed else " The others were not in what was read of the stream."
+        return f"Trimtab met {met} of the {_rows(self.num_listed)} of {self._path} and passed over them.{rest}"
+
+
+class Remainder(Dataset[Any]):
+    """A map-style dataset without some of its rows. Nothing is copied, and it can be sent to a worker."""
+
+    def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
+        """Shows of `dataset` the `rows`, in their order."""
+        self.dataset = dataset
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        """What hosts look for on the dataset itself."""
+        if name.startswith("__") or name == "dataset":  # before unpickling has set it
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        """Number of rows that are left."""
+        return int(self.rows.size)
+
+    def __getitem__(self, index: int) -> Any:
+        """Row `index` of those that are left."""
+        return self.dataset[int(self.rows[index])]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several at once, by the dataset's own batch fetch where it has one."""
+        rows = [int(self.rows[index]) for index in indices]
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return list(fetch(rows)) if fetch is not None else [self.dataset[row] for row in rows]
+
+
+class PassedOver:
+    """Rows of a stream that are not yielded: by content, or by the user's own row numbers where the file has no digest.
+
+    What was met is counted in memory that workers share, forked or spawned.
+    """
+
+    def __init__(self, drops: DropList) -> None:
+        """Passes over the rows of `drops`."""
+        entries = list(enumerate(drops.digests.items()))
+        self._by_digest = {digest: entry for entry, (_, digest) in entries if digest is not None}
+        self._by_row = {row: entry for entry, (row, digest) in entries if digest is None}
+        self._met = torch.zeros(len(entries), dtype=torch.uint8)
+        self._met.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        """Rows that are looked for."""
+        return len(self._met)
+
+    def holds(self, *, digest: int | None, own_row: int | None) -> bool:
+        """Whether an item with this content, or with this row number of the user's, is to be passed over."""
+        entry = self._by_digest.get(digest) if digest is not None else None
+        if entry is None and own_row is not None:
+            entry = self._by_row.get(own_row)
+        if entry is None:
+            return False
+        self._met[entry] = 1
+        return True
+
+    @property
+    def num_met(self) -> int:
+        """Rows that were met so far, by any worker."""
+        return int(self._met.sum())
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
