@@ -42,7 +42,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 import trimtab
 from trimtab import GuardConfig, Run
-from trimtab.integrations import hf
+from trimtab.integrations import hf, hf_window
 from trimtab.recorder import Recorder
 from trimtab.torch import capture, loader, run
 
@@ -212,7 +212,7 @@ def put_clocks(meter):
     meter.put(capture.CrossEntropyCapture, "_cross_entropy", ours=True)
     meter.put(loader.TaggingCollator, "__call__", ours=True)
     meter.put(loader.TaggedDataset, "__getitems__", ours=True)
-    meter.put(hf, "total_norm", ours=True)  # a guard's look at the gradients; else the trainer's own
+    meter.put(hf_window, "total_norm", ours=True)  # a guard's look at the gradients; else the trainer's own
     meter.put(Run, "micro_batch", "step", ours=True)
     meter.put(run, "total_norm", "clip_gradients", ours=False)
     # Inside a captured cross-entropy the host's two calls are the host's, the third is ours.

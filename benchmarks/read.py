@@ -64,7 +64,15 @@ def make_logs(folder: Path, num_micros: int) -> None:
             for place in range(shape[0]):
                 step = start + place + 1
                 recorder.put(MicroBatch(step, 0, rows[place], sums[place], tokens[place]))
-                recorder.put(StepRow(step, float(means[place].mean()), 1.0, 1e-4, num_tokens=int(tokens[place].sum())))
+                recorder.put(
+                    StepRow(
+                        step,
+                        float(sums[place].sum() / tokens[place].sum()),
+                        1.0,
+                        1e-4,
+                        num_tokens=int(tokens[place].sum()),
+                    )
+                )
                 line = {"kind": "batch", "step": step, "micro": 0, "rows": rows[place].tolist()}
                 line |= {"row_loss": means[place].tolist(), "row_tokens": tokens[place].tolist()}
                 file.write(json.dumps(line) + "\n")

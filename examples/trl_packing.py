@@ -1,6 +1,8 @@
 """TRL's SFTTrainer with packing: one bad document among many that share their sequences, and which one it was.
 
-    python examples/trl_packing.py && trimtab rewind
+    .venv/bin/python -m pip install '.[trl]'        # from a clone; `make demo` has made .venv
+    .venv/bin/python examples/trl_packing.py
+    .venv/bin/trimtab rewind --data examples.trl_packing:load_rows
 
 Offline, on the CPU, in some seconds: a tiny random Llama, a tokenizer made of a byte each, and documents of which one
 was decoded wrongly on its way into the dataset. Packing puts it into one sequence with others; `keep_row_ids` lets the
@@ -8,16 +10,20 @@ log tell them apart all the same.
 """
 
 import random
+import sys
 import tempfile
 import warnings
 
-import torch
-from datasets import Dataset, disable_progress_bars
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+try:
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
 
-import trimtab
+    import trimtab
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: this example needs TRL. From a clone: {sys.executable} -m pip install '.[trl]'")
 
 NUM_DOCUMENTS = 600
 PLANTED = 417
@@ -37,6 +43,11 @@ def make_documents() -> list[str]:
     return documents
 
 
+def load_rows() -> Dataset:
+    """The dataset as the trainer gets it; `rewind --data` looks the text of its rows up in it."""
+    return Dataset.from_dict({"text": make_documents()})
+
+
 def make_tokenizer() -> PreTrainedTokenizerFast:
     tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytes_only = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(tokens)}, merges=[]))
@@ -53,12 +64,11 @@ def main() -> None:
     out = tempfile.mkdtemp(prefix="trimtab-trl-packing-")
     args = SFTConfig(
         output_dir=out, packing=True, max_length=256, per_device_train_batch_size=1, learning_rate=3e-3,
-        num_train_epochs=1, seed=5, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
+        num_train_epochs=1, seed=6, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
         save_strategy="no", logging_steps=60, disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
-    rows = Dataset.from_dict({"text": make_documents()})
     with trimtab.keep_row_ids():
-        trainer = SFTTrainer(model=model, args=args, train_dataset=rows, processing_class=make_tokenizer())
+        trainer = SFTTrainer(model=model, args=args, train_dataset=load_rows(), processing_class=make_tokenizer())
     run = trimtab.attach(trainer)
     trainer.train()
     print(f"Document {PLANTED} was planted; the run is in {run.folder}")

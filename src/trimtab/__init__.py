@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trimtab.analysis import rewind as rewind
     from trimtab.calibration.calibrate import calibrate as calibrate
     from trimtab.calibration.values import Calibration as Calibration
+    from trimtab.conversion.convert import convert as convert
+    from trimtab.conversion.values import Conversion as Conversion
     from trimtab.errors import GuardLockupError as GuardLockupError
     from trimtab.errors import LogError as LogError
     from trimtab.errors import MissingExtraError as MissingExtraError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from trimtab.guard import LossGuard as LossGuard
     from trimtab.guard import PerTokenLossGuard as PerTokenLossGuard
     from trimtab.integrations.attach import attach as attach
-    from trimtab.integrations.trl_rows import keep_row_ids as keep_row_ids
+    from trimtab.integrations.trl_keeping import keep_row_ids as keep_row_ids
     from trimtab.log.reader import Log as Log
     from trimtab.log.reader import open_log as open_log
     from trimtab.log.table import Table as Table
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 # Where each public name lives; the imports above say the same to type checkers and editors.
 _HOMES = {
     "Calibration": "trimtab.calibration.values",
+    "Conversion": "trimtab.conversion.values",
     "Findings": "trimtab.findings",
     "GuardConfig": "trimtab.guard",
     "GuardLockupError": "trimtab.errors",
@@ -55,7 +58,8 @@ _HOMES = {
     "Verdict": "trimtab.values",
     "attach": "trimtab.integrations.attach",
     "calibrate": "trimtab.calibration.calibrate",
-    "keep_row_ids": "trimtab.integrations.trl_rows",
+    "convert": "trimtab.conversion.convert",
+    "keep_row_ids": "trimtab.integrations.trl_keeping",
     "open_log": "trimtab.log.reader",
     "rewind": "trimtab.analysis",
 }

@@ -18,10 +18,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from trimtab.dataset import DatasetFacts
+from trimtab.dataset import DatasetFacts, describe
+from trimtab.dataset.data import UnreadableRowError
+from trimtab.dataset.fingerprint import has_fingerprint
+from trimtab.dataset.opening import open_data
 from trimtab.errors import UsageError
 from trimtab.text import plain
 
@@ -56,11 +59,32 @@ class DropList:
         """The row numbers, each once, in the order of the file."""
         return tuple(self.digests)
 
-    def check_dataset(self, facts: DatasetFacts) -> None:
-        """Makes sure that the numbers mean rows of the dataset at hand.
+    def check(self, dataset: object) -> DatasetFacts:
+        """Makes sure that the numbers mean rows of a dataset; the container may be another than the run's.
 
         Args:
-            facts: What that dataset says about itself.
+            dataset: As `trimtab.dataset.describe` takes it; no code of its own is run.
+
+        Returns:
+            What it says about itself. Its fingerprint is the file's where the rows have that one too: a list and a
+            table of the same rows each say another.
+
+        Raises:
+            UsageError: As `check_facts`.
+        """
+        facts = describe(dataset)
+        wanted = self.dataset_fingerprint
+        # One that says no fingerprint has rows of its own making, which are not asked for.
+        if wanted is not None and facts.fingerprint not in (None, wanted) and _has(dataset, wanted):
+            facts = replace(facts, fingerprint=wanted)
+        self.check_facts(facts)
+        return facts
+
+    def check_facts(self, facts: DatasetFacts) -> None:
+        """Makes sure that the numbers mean rows of a dataset that says this about itself.
+
+        Args:
+            facts: What it says.
 
         Raises:
             UsageError: It is another dataset, or nobody can tell; or a number is none of its rows.
@@ -83,6 +107,12 @@ class DropList:
                 )
             raise UsageError(
                 f"{self.path} lists rows of {self._its_dataset()}, and this trainer's is {told}: {_HAND_OVER}"
+            )
+        if facts.fingerprint is not None and self.num_rows not in (None, facts.num_rows):
+            raise UsageError(
+                f"{self.path} contradicts itself: num_rows is {self.num_rows}, and this trainer's dataset, which has "
+                f"the file's fingerprint, has {facts.num_rows} rows. Write the file anew with trimtab rewind "
+                f'--drop-list, or make "num_rows" {facts.num_rows}.'
             )
         if facts.fingerprint is None and self.num_rows != facts.num_rows:
             raise UsageError(
@@ -163,6 +193,14 @@ def read_drop_list(path: str | os.PathLike[str]) -> DropList:
 
 
 _HAND_OVER: Final = "hand over the dataset that the rows were found in, or leave exclude= out."
+
+
+def _has(dataset: object, fingerprint: str) -> bool:
+    """Whether the rows of a dataset, which lie in a list or a table, have a fingerprint that another container says."""
+    try:
+        return any(has_fingerprint(data, fingerprint) for data in open_data(dataset))
+    except UnreadableRowError:
+        return False
 
 
 def _told(facts: DatasetFacts) -> str:

@@ -19,7 +19,15 @@ Severity = Literal["critical", "warning", "notice"]
 Signal = Literal["loss", "grad_norm"]
 StepChoice = Literal["asked", "worst", "grad_norm_before"]
 BlameReason = Literal[
-    "share", "nonfinite", "mostly_nonfinite", "only_row", "spread", "no_shares", "no_losses", "suspect"
+    "share",
+    "nonfinite",
+    "never_finite",
+    "mostly_nonfinite",
+    "only_row",
+    "spread",
+    "no_shares",
+    "no_losses",
+    "suspect",
 ]
 
 _FLOAT32_INFINITE: Final = float.fromhex("0x1.ffffffp+127")
@@ -33,11 +41,12 @@ class Blame:
     Attributes:
         step: The step.
         rows: Rows named, in the order of the step's row table; none where the reason names none.
-        reason: Names rows: "share" (the first carries half of the step's loss or more, beside others), "nonfinite".
-            Names none: "mostly_nonfinite" (several rows, and half of the step's or more: the model's doing),
-            "only_row" (its share says nothing), "spread" (no row carries half), "no_shares" (losses of different
-            signs), "no_losses" (no row has one), "suspect" (rows would be named, but no finding of a loss is at the
-            step or follows soon).
+        reason: Names rows: "share" (the first carries half of the step's loss or more, beside others), "nonfinite",
+            "never_finite" (not finite, unlike others that were so in another step: those share a sequence with one).
+            Names none: "mostly_nonfinite" (several rows, half of the step's or more, and the run did not come back:
+            the model's doing), "only_row" (its share says nothing), "spread" (no row carries half), "no_shares" (losses
+            of different signs), "no_losses" (no row has one), "suspect" (rows would be named, but no finding of a loss
+            is at the step or follows soon).
     """
 
     step: int
@@ -62,8 +71,9 @@ class Spike:
         loss: The step loss at the peak; None where the step has none.
         baseline: Median of the window before it; None while there is none.
         score: Distance from the baseline in robust scales; None under `median` and for non-finite values.
-        row: The row that leads the peak step's row table; None where it was not looked up or no rows are known.
-        row_share: That row's share of the step's loss, 0..1; None likewise, and where the step's rows have no shares.
+        row: The row that leads the peak step; of a gradient norm that jumped the one that leads its first step, where
+            the harm begins. None where it was not looked up or no rows are known.
+        row_share: That row's share of its step's loss, 0..1; None likewise, and where the step's rows have no shares.
         segment: Which of several runs in one file it is in, from 1; None for a log of one run.
         blame: Which rows are named as its cause: those of the peak step; of a gradient norm that jumped, those of its
             first step. None where the rows were not looked up or none are known.
@@ -246,16 +256,19 @@ class SharedSpike:
     """A spike that several runs have in common.
 
     Attributes:
-        step: Step at which it peaks in all of them; None where the same row spikes at different steps.
+        step: Step at which it peaks in all of them; of stretches that overlap and peak at different steps the first
+            that they have in common; None where only the row is the same.
         rows: Rows that lead the step in at least two of the runs.
         runs: The runs, by id, or by path where a log names none; in the order given.
         rows_known: Whether at least two of the runs name a leading row.
+        last: Of stretches that peak at different steps the last step that they have in common; else None.
     """
 
     step: int | None
     rows: tuple[int, ...]
     runs: tuple[str, ...]
     rows_known: bool
+    last: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `rewind --json` with several runs."""

@@ -1,4 +1,4 @@
-"""`RunCore`: guard and recorder behind the few verbs that an adapter needs; framework-free.
+"""`RunCore`: guard and recording behind the few verbs that an adapter needs; framework-free.
 
 An adapter (the public `Run` of a loop of one's own, the Hugging Face integration) translates its host's moments into
 these verbs, in this order:
@@ -9,34 +9,30 @@ these verbs, in this order:
     evaluation, event                whenever
     close                            at the end
 
-What enters are numbers and array-likes; what leaves is a verdict, the log, and a `state_dict`. The run folder is made
-when the first thing is recorded, so that `load_state_dict` can still name the run that is to be continued. Nothing
-that goes wrong while recording is raised into training; an error in a decision is.
+What enters are numbers and array-likes; what leaves is a verdict, the log, and a `state_dict`. Nothing that goes wrong
+while recording is raised into training; an error in a decision is.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
-from trimtab.log.folder import RunFolder, check_run_id, continue_run, create_run, is_run_folder, new_run_id, run_path
+from trimtab.log.folder import check_run_id
 from trimtab.notices import say, warn, warn_once, warn_setting
-from trimtab.recorder import Recorder, reason_of
-from trimtab.registry import register
+from trimtab.recording import Recording
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.values import (
     STEP_REASONS,
     VERDICT_REASONS,
-    Event,
     MicroBatch,
     RowIds,
     RunHeader,
@@ -100,22 +96,16 @@ class RunCore:
         """Prepares a run; nothing is written yet.
 
         Args:
-            header: What is known about the run; `run_id`, `created` and `out` are filled in here.
-            out: Folder under which the run folder `trimtab/<run_id>` is made.
+            header: What is known about the run; see `Recording` for this, `out`, `record`, `run_id` and `clock`.
+            out: Folder under which the run folder is made.
             guard: Settings of the guard; None: nothing is ever skipped or dropped.
-            record: False: no folder, no registry entry, no thread.
-            run_id: An existing run of `out` to continue as its next attempt, or a name for a new one.
+            record: Whether the run is recorded.
+            run_id: The run to continue, or a name for a new one.
             clock: Seconds since the epoch.
 
         Raises:
             UsageError: If `run_id` cannot be a folder name, or `out` is missing while recording.
         """
-        if record and out is None:
-            raise UsageError("Recording needs a folder, found out=None: name one, or pass record=False.")
-        if run_id is not None and not isinstance(run_id, str):
-            raise UsageError(f"run_id must be text, found {run_id!r}.")
-        if out is not None and run_id is not None:
-            check_run_id(run_id)
         if guard is not None and not guard.enabled:
             warn_setting(
                 "The guard that was handed over is off (rule 'mean' with multiplier None), so nothing will be "
@@ -126,14 +116,9 @@ class RunCore:
         self.guard = PerTokenLossGuard.from_config(guard) if guard is not None else None
         self.window = WindowCounts()
         self.step = 1
-        self._header = header
-        self._out = Path(out) if out is not None else None
-        self._run_id = run_id
+        rule = guard.rule if guard is not None else None
+        self._recording = Recording(header, out=out, run_id=run_id, record=record, clock=clock, rule=rule)
         self._clock = clock
-        self._record = record
-        self._opened = False
-        self._recorder: Recorder | None = None
-        self._folder: RunFolder | None = None
         self._last_step_ended: float | None = None
         self._num_skips_said = 0
         self._said_no_tokens = False
@@ -143,12 +128,12 @@ class RunCore:
     @property
     def run_id(self) -> str | None:
         """The run's id; None while nothing was recorded and none was given."""
-        return self._folder.header.run_id if self._folder is not None else self._run_id
+        return self._recording.run_id
 
     @property
     def folder(self) -> Path | None:
         """The run folder; None until something was recorded, and for good with `record=False`."""
-        return self._folder.path if self._folder is not None else None
+        return self._recording.folder
 
     def judge(
         self,
@@ -195,15 +180,13 @@ class RunCore:
         """
         micro = self.window.num_micros
         self.window.num_micros += 1
-        if not self._record:
-            return
         reason, keep = (0, True) if verdict is None else (_REASON_CODE[verdict.reason], verdict.keep)
-        self._put(MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed))
+        item = MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed)
+        self._recording.put(item, step=self.step)
 
     def record_row_ids(self, ids: RowIds) -> None:
         """Hands what rows are beside their number to the recorder; once a row is enough. Never raises or waits."""
-        if self._record:
-            self._put(ids)
+        self._recording.put(ids, step=self.step)
 
     def drop_reason(self) -> StepReason | None:
         """Why the window that is complete must not be stepped; None if it may. Always None without a guard."""
@@ -240,28 +223,25 @@ class RunCore:
         now = self._clock()
         wall_s = now - self._last_step_ended if self._last_step_ended is not None else float("nan")
         self._last_step_ended = now
-        if self._record:
-            self._put(
-                StepRow(
-                    self.step,
-                    loss,
-                    grad_norm,
-                    lr,
-                    _STEP_CODE[reason],
-                    clipped,
-                    loss_scale,
-                    wall_s,
-                    num_tokens,
-                    self.window.num_skipped_micros,
-                    self.window.num_skipped_tokens,
-                )
-            )
+        item = StepRow(
+            self.step,
+            loss,
+            grad_norm,
+            lr,
+            _STEP_CODE[reason],
+            clipped,
+            loss_scale,
+            wall_s,
+            num_tokens,
+            self.window.num_skipped_micros,
+            self.window.num_skipped_tokens,
+        )
+        self._recording.put(item, step=self.step)
         self.begin_step(self.step + 1)
 
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records that something happened during `step`, by default the present one."""
-        if self._record:
-            self._put(Event(kind, self.step if step is None else step, self._clock(), _snapshot(facts)))
+        self._recording.event(kind, facts, step=self.step, of_step=step)
 
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records the result of an evaluation; it never mixes with the training loss."""
@@ -269,7 +249,7 @@ class RunCore:
 
     def flush(self, *, timeout_s: float = 30.0) -> bool:
         """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""
-        return self._recorder.flush(timeout_s) if self._recorder is not None else True
+        return self._recording.flush(timeout_s=timeout_s)
 
     def close(self, *, reason: str = "closed") -> bool:
         """Ends the run: writes what is pending. A second call does nothing.
@@ -280,12 +260,7 @@ class RunCore:
         Returns:
             Whether there was a log to close.
         """
-        if self._recorder is None:
-            return False
-        self.event("end", {"reason": reason})
-        recorder, self._recorder, self._record = self._recorder, None, False
-        recorder.close()
-        return recorder.off_reason is None
+        return self._recording.close(reason=reason, step=self.step)
 
     # State.
 
@@ -309,7 +284,7 @@ class RunCore:
             UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
                 nothing has changed then.
         """
-        if self._opened or self.window.num_micros:
+        if self._recording.has_begun or self.window.num_micros:
             raise UsageError(
                 f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
                 "is made, before the first micro_batch."
@@ -332,11 +307,8 @@ class RunCore:
         elif guard_state is not None:
             warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
         self.step = step
-        if self._run_id is None and saved_id is not None and self._out is not None:
-            if is_run_folder(run_path(self._out, saved_id)):
-                self._run_id = saved_id
-            elif self._record:
-                warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
+        if saved_id is not None:
+            self._recording.continue_from(saved_id)
 
     def _say_skipped(self, verdict: Verdict, *, row: int | None) -> None:
         assert self.guard is not None, "somebody skipped it"
@@ -352,48 +324,3 @@ class RunCore:
             f"Guard skipped micro-batch {self.window.num_micros} of step {self.step}: {verdict.reason}, "
             f"loss {verdict.loss:.4g}{compared}{led}.{last}",
         )
-
-    # The recorder.
-
-    def _put(self, item: MicroBatch | RowIds | StepRow | Event) -> None:
-        if not self._opened:
-            self._open()
-        if self._recorder is not None:
-            self._recorder.put(item)
-
-    def _open(self) -> None:
-        self._opened = True
-        assert self._out is not None, "checked when the run was made"
-        now = self._clock()
-        try:
-            run_id = self._run_id if self._run_id is not None else new_run_id(now)
-            header = replace(self._header, run_id=run_id, created=now, out=str(self._out.absolute()))
-            if is_run_folder(run_path(self._out, run_id)):
-                self._folder = continue_run(self._out, run_id, header)
-            else:
-                self._folder = create_run(self._out, header)
-            recorder = Recorder(self._folder)
-            if recorder.off_reason is not None:  # the disk refused its first write; said already
-                self._record = False
-                return
-            listed = register(self._folder.header, self._folder.path)
-        # A full disk, a NUL in a path, a lock that another holds, a fault of ours: this is called in the middle of a
-        # training step, and nothing about recording is worth that step.
-        except Exception as error:  # noqa: BLE001
-            self._record = False
-            warn("recorder", f"Trimtab recorder off: {reason_of(error)}")
-            return
-        self._recorder = recorder
-        guarded = f"guard {self.config.rule}" if self.config is not None else "no guard"
-        unlisted = "" if listed else " The list of runs cannot be written: name this folder to trimtab rewind."
-        say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).{unlisted}")
-        if self._folder.attempt > 1:
-            self._recorder.put(Event("resume", self.step, now, {"attempt": self._folder.attempt}))
-
-
-def _snapshot(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts as they are now: the writer reads them later, when the caller may have changed them."""
-    try:
-        return copy.deepcopy(dict(facts))
-    except Exception:  # noqa: BLE001 - what cannot be copied is told by its words; an event never fails a run
-        return {name: repr(value) for name, value in facts.items()}

@@ -111,7 +111,7 @@ def facts(num_rows=10, fingerprint="f"):
 
 
 def check(write, of, **changes):
-    read_drop_list(write(document(**changes))).check_dataset(of)
+    read_drop_list(write(document(**changes))).check_facts(of)
 
 
 def test_rows_of_the_same_dataset_are_taken(write):
@@ -131,6 +131,55 @@ def test_a_real_dataset_is_told_from_one_of_the_same_length(write):
     assert describe(rows[::-1]).fingerprint in str(caught.value)
 
 
+def containers(rows):
+    """The same rows, in each container that says a fingerprint."""
+    import datasets
+
+    table = datasets.Dataset.from_list(rows)
+    return {
+        "list": rows,
+        "tuple": tuple(rows),
+        "table": table,
+        "formatted": table.with_format("numpy"),
+        "selection": datasets.Dataset.from_list(rows[::-1]).select(range(len(rows))[::-1]),
+    }
+
+
+@pytest.mark.parametrize("num_rows", [3, 800, 1500])
+def test_the_same_rows_are_taken_in_another_container_and_other_rows_in_none(write, num_rows):
+    # given rows that differ in a place that every fingerprint sees
+    rows = [{"text": f"row {row}", "ids": [row, row + 1]} for row in range(num_rows)]
+    others = [*rows[:-1], {"text": "another", "ids": [0, 1]}]
+    for origin in containers(rows).values():
+        listed = dict(rows=[1], num_rows=num_rows, dataset_fingerprint=describe(origin).fingerprint)
+        drops = read_drop_list(write(document(**listed)))
+        # then
+        for kind, at_hand in containers(rows).items():
+            assert drops.check(at_hand).fingerprint == drops.dataset_fingerprint, kind
+        for at_hand in containers(others).values():
+            with pytest.raises(UsageError, match="hand over the dataset that the rows were found in"):
+                drops.check(at_hand)
+
+
+class OwnRows:
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return {"text": "a"}
+
+
+def test_no_code_of_a_dataset_is_run_to_tell_it(write):
+    rows = OwnRows()
+    with pytest.raises(UsageError, match="with the fingerprint none"):
+        read_drop_list(write(document(num_rows=3, rows=[1]))).check(rows)
+    assert rows.asked == []
+
+
 @pytest.mark.parametrize(
     ("of", "changes", "told"),
     [
@@ -142,6 +191,7 @@ def test_a_real_dataset_is_told_from_one_of_the_same_length(write):
         (facts(fingerprint=None), dict(dataset_fingerprint=None, num_rows=None), "a dataset that nobody described"),
         (facts(num_rows=None, fingerprint=None), {}, "this trainer reads a stream"),
         (facts(num_rows=None, fingerprint=None), dict(dataset_fingerprint=None), "this trainer reads a stream"),
+        (facts(num_rows=40), dict(num_rows=7), "the file's fingerprint, has 40 rows"),
         (facts(), dict(rows=[3, 10]), "row 10 (entry 1 of rows) is none of this dataset's, which are 0 to 9"),
         (facts(), dict(rows=[-1]), "row -1 (entry 0 of rows) is none"),
     ],

@@ -1,10 +1,8 @@
-"""`RunCore`: what its verbs record, and that nothing that goes wrong while recording is raised into training."""
+"""`RunCore`: what its verbs decide and record, and the state in which a run goes on."""
 
 import json
 import logging
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trimtab import registry
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.log.reader import Log, open_log
@@ -53,123 +50,6 @@ def rows_in(log: Log) -> list[tuple[int, int, int]]:
         for block in log.row_blocks()
         for record in zip(block.step.tolist(), block.micro.tolist(), block.row.tolist(), strict=True)
     ]
-
-
-def off_lines(lines: list[str]) -> list[str]:
-    return [line for line in lines if "recorder off" in line]
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9", "caf\u00e9".encode()])
-def test_a_folder_whose_name_is_no_utf8_is_recorded_into_and_listed(
-    tmp_path: Path, name: bytes, said: Callable[[], list[str]]
-) -> None:
-    out = os.fsdecode(bytes(tmp_path) + b"/" + name)
-
-    core = RunCore(HEADER, out=out)
-    train(core)
-
-    assert off_lines(said()) == []
-    assert core.folder is not None
-    log = open_log(core.folder)
-    assert log.header.out == out
-    assert log.step_columns().step.tolist() == [1, 2]
-    assert [run.path for run in registry.runs()] == [str(core.folder)]
-    for line in said():
-        line.encode()
-
-
-@pytest.mark.parametrize("out", ["nu\0l", "\ud800", "x" * 5000, "/dev/null/x"])
-def test_a_folder_that_the_system_cannot_take_turns_the_recorder_off_with_one_line(
-    out: str, said: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for settings in ({}, {"run_id": "q"}):
-        core = RunCore(HEADER, out=out, **settings)
-        train(core)
-        assert core.folder is None
-
-    assert len(off_lines(said())) == 2
-    assert all(line.startswith("Trimtab recorder off: ") for line in off_lines(said()))
-
-
-def test_whatever_a_header_is_like_training_goes_on(tmp_path: Path, said: Callable[[], list[str]]) -> None:
-    for backend in (b"bytes", None, "\ud800", 10**400, object()):
-        train(RunCore(RunHeader(run_id=None, backend=backend), out=tmp_path))  # type: ignore[arg-type]
-
-    assert len(off_lines(said())) == 4  # a surrogate is a text that JSON can spell
-
-
-def test_a_working_folder_that_is_gone_turns_the_recorder_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-
-    train(RunCore(HEADER, out="runs"))
-    train(RunCore(HEADER, out="runs", run_id="q"))
-
-    assert len(off_lines(said())) == 2
-
-
-@pytest.mark.parametrize("broken", ["trimtab.run.create_run", "trimtab.run.Recorder", "trimtab.run.register"])
-def test_a_fault_of_our_own_at_the_start_never_reaches_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]], broken: str
-) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise AttributeError("a fault of ours")
-
-    monkeypatch.setattr(broken, fail)
-    train(RunCore(HEADER, out=tmp_path))
-
-    assert off_lines(said()) == ["Trimtab recorder off: AttributeError: a fault of ours"]
-
-
-def test_a_run_whose_folder_was_copied_under_another_name_is_not_continued_in_vain(
-    tmp_path: Path, said: Callable[[], list[str]]
-) -> None:
-    train(RunCore(HEADER, out=tmp_path, run_id="p"))
-    shutil.copytree(tmp_path / "trimtab" / "p", tmp_path / "trimtab" / "q")
-    files = sorted((tmp_path / "trimtab" / "q").rglob("*"))
-
-    train(RunCore(HEADER, out=tmp_path, run_id="q"))
-
-    (line,) = off_lines(said())
-    assert "names the run 'p', and the folder is 'q'" in line
-    assert sorted((tmp_path / "trimtab" / "q").rglob("*")) == files
-
-
-def test_a_read_only_folder_turns_the_recorder_off_with_one_line(
-    read_only_folder: Path, said: Callable[[], list[str]]
-) -> None:
-    core = RunCore(HEADER, out=read_only_folder)
-
-    train(core)
-
-    (line,) = off_lines(said())
-    assert "Permission denied" in line
-    assert str(read_only_folder) in line
-    assert core.folder is None
-    assert list(read_only_folder.iterdir()) == []
-
-
-def test_a_folder_that_may_not_be_looked_into_turns_the_recorder_off(
-    read_only_folder: Path, said: Callable[[], list[str]]
-) -> None:
-    # given a run of which only its owner may know whether it exists
-    euid = os.geteuid()
-    os.seteuid(os.getuid())
-    closed = read_only_folder / "closed"
-    read_only_folder.chmod(0o755)
-    closed.mkdir(mode=0o700)
-    os.seteuid(euid)
-    if euid == os.getuid():  # no root here: then not even its owner
-        closed.chmod(0)
-
-    train(RunCore(HEADER, out=closed, run_id="q"))
-
-    assert len(off_lines(said())) == 1
 
 
 GUARD = GuardConfig(multiplier=2.0)

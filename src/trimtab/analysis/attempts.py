@@ -52,7 +52,7 @@ def read_runs(log: Log, *, progress: Callable[[int], None] | None = None) -> tup
         For each run in the log, in its order, the series and what was left out of it. One run for a log in which none
         began anew; its series is empty for a log without steps.
     """
-    lines = step_lines(step_sums(log.row_blocks(progress=progress)), log.step_columns(brief=True))
+    lines = step_lines(step_sums(log.row_blocks(brief=True, progress=progress)), log.step_columns(brief=True))
     # Lines ascend by attempt.
     edges = np.searchsorted(lines.attempt, np.array(log.restarts(), np.int32)).tolist()
     bounds = zip([0, *edges], [*edges, lines.step.size], strict=True)
@@ -85,6 +85,8 @@ def _reading(lines: StepLines) -> StepReading:
             num_empty=lines.num_empty[order],
             num_left_out=lines.num_left_out[order],
             top_loss=lines.top_loss[order],
+            is_reported=lines.is_reported[order],
+            differs=lines.differs[order],
         ),
         num_superseded=gone.size,
         first_superseded=int(gone.min()) if gone.size else None,

@@ -1,6 +1,6 @@
 """Several logs read one after the other, and what their runs have in common.
 
-    open_logs -> rewind_log for each -> find_shared -> Comparison
+    open_logs -> judge_log, rewind_judged for each -> run_names -> find_shared -> Comparison
 
 Enters: names of logs. Leaves: a `Comparison`. Invariant: each log is read once, however often it was named: a log
 beside itself would look like two runs that agree in everything.
@@ -8,17 +8,19 @@ beside itself would look like two runs that agree in everything.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
-from trimtab.analysis.findings import LEADING_ROWS, check_settings, rewind_log
+from trimtab.analysis.findings import LEADING_ROWS, check_settings, judge_log, rewind_judged
 from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.previews import with_all_previews
-from trimtab.analysis.shared import find_shared, num_different
+from trimtab.analysis.same_run import run_names
+from trimtab.analysis.shared import find_shared
 from trimtab.dataset.opening import open_data
-from trimtab.findings import Comparison
+from trimtab.findings import Comparison, Findings
 from trimtab.log.reader import Log, open_log
 
 LogName = str | os.PathLike[str] | RecordedRun | None
@@ -115,14 +117,27 @@ def compare_logs(
         LogError: As for `rewind_log`, of the first log of which it is true.
     """
     total_bytes = sum(named.log.size_bytes for named in logs)
-    done_bytes, runs = 0, []
+    done_bytes, runs, series = 0, [], []
     for log, notices in logs:
         report = _after(progress, done_bytes=done_bytes, total_bytes=total_bytes) if progress else None
-        runs.append(
-            rewind_log(log, rule=rule, step=step, top=top, num_leading=num_leading, notices=notices, progress=report)
-        )
+        judged = judge_log(log, rule=rule, progress=report)
+        runs.append(rewind_judged(log, judged, rule=rule, step=step, top=top, num_leading=num_leading, notices=notices))
+        series.append([run.reading.series for run in judged])
         done_bytes += log.size_bytes
-    return Comparison(runs=tuple(runs), shared=find_shared(runs), num_different=num_different(runs))
+    names = run_names(runs, series=series, have_rows=[named.log.has_rows for named in logs])
+    return Comparison(
+        runs=tuple(_with_twin(findings, name=name) for findings, name in zip(runs, names, strict=True)),
+        shared=find_shared(runs, names=names),
+        num_different=len(set(names)),
+    )
+
+
+def _with_twin(findings: Findings, *, name: str) -> Findings:
+    """The findings, and that their run is one that another log tells of, where losses alone show it."""
+    if name == (findings.run_id or findings.source):
+        return findings
+    twin = f"its losses are those of {name}, step by step: that is one run told twice, and counts once"
+    return dataclasses.replace(findings, notices=(twin, *findings.notices))
 
 
 def _after(progress: Callable[[int, int], None], *, done_bytes: int, total_bytes: int) -> Callable[[int, int], None]:

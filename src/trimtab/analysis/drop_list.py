@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from trimtab.analysis.blame import blamed_step
 from trimtab.drop_list import spell_drop_list
 from trimtab.findings import BlameReason, Findings
 from trimtab.log.columns import IdColumns
@@ -18,6 +19,7 @@ from trimtab.values import RunHeader
 _REASONS: Final[dict[BlameReason, str]] = {
     "share": "the row carries half of the step's loss or more",
     "nonfinite": "the loss is not finite",
+    "never_finite": "the loss is finite in no step, unlike that of the step's other rows that are not finite",
     "mostly_nonfinite": "half of the step's rows or more are not finite: the model was broken, not its rows",
     "only_row": "the only row of its step with a loss: its share says nothing",
     "spread": "no row carries half of the step's loss",
@@ -25,22 +27,24 @@ _REASONS: Final[dict[BlameReason, str]] = {
     "no_losses": "no row of the step has a loss",
     "suspect": "the gradient norm jumped, but no loss is out of line soon after: the rows are only suspects",
 }
+_NO_ROWS: Final = "no rows of the step were recorded"
 
 
 def drop_list(findings: Findings, *, header: RunHeader, ids: IdColumns) -> dict[str, Any]:
     """The document; `rows` is empty where no single row made a finding.
 
     Args:
-        findings: What `rewind` found, with the leading row of each finding looked up.
+        findings: What `rewind` found in a log that holds rows, with the leading row of each finding looked up.
         header: That of the log it was found in; says which dataset the numbers index.
         ids: What the rows of that log are known by.
     """
-    blamed = [spike.blame for spike in findings.spikes if spike.blame is not None]
+    found = [
+        (blamed_step(spike) if spike.blame is None else spike.blame.step, spike.blame) for spike in findings.spikes
+    ]
     # A step asked for inside a stretch need not be its peak.
     if findings.blame is not None and findings.blame.rows:
-        blamed.append(findings.blame)
-    by_step = {blame.step: blame for blame in blamed}
-    rows = list(dict.fromkeys(row for blame in by_step.values() for row in blame.rows))
+        found.append((findings.blame.step, findings.blame))
+    rows = list(dict.fromkeys(row for _, blame in found if blame is not None for row in blame.rows))
     known = ids.digests_of(rows)
     return spell_drop_list(
         {row: known.get(row) for row in rows},
@@ -48,7 +52,9 @@ def drop_list(findings: Findings, *, header: RunHeader, ids: IdColumns) -> dict[
         dataset_fingerprint=header.dataset_fingerprint,
         num_rows=header.num_rows,
         findings=[
-            {"step": blame.step, "rows": list(blame.rows), "reason": _REASONS[blame.reason]}
-            for blame in by_step.values()
+            {"step": step, "rows": [], "reason": _NO_ROWS}
+            if blame is None
+            else {"step": step, "rows": list(blame.rows), "reason": _REASONS[blame.reason]}
+            for step, blame in dict.fromkeys(found)
         ],
     )

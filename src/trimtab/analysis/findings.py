@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import SupportsIndex
 
-from trimtab.analysis import remarks
+from trimtab.analysis import remarks, reported
 from trimtab.analysis.attempts import read_runs
-from trimtab.analysis.blame import blame, leads_to
+from trimtab.analysis.blame import blame, blamed_step, leads_to
 from trimtab.analysis.lookup import RecordedRun, find_logs
+from trimtab.analysis.neighbours import mark_neighbours
 from trimtab.analysis.previews import with_previews
 from trimtab.analysis.rows import StepRows, describe_rows, gather_rows
 from trimtab.analysis.series import StepSeries
@@ -28,7 +29,7 @@ from trimtab.analysis.stand_outs import find_stand_outs
 from trimtab.dataset.opening import open_data
 from trimtab.errors import LogError, UsageError
 from trimtab.findings import Findings, Spike, StepChoice
-from trimtab.log.folder import is_run_folder
+from trimtab.log.parts import is_newest
 from trimtab.log.reader import Log, open_log
 from trimtab.values import Event
 
@@ -73,9 +74,7 @@ def rewind(
             print(spike.step, spike.severity, spike.row)
     """
     wanted, num_rows = check_settings(rule=rule, step=step, top=top)
-    found = find_logs(path_or_run)
-    newest, *others = found.paths
-    notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
+    newest, notices = find_logs(path_or_run).newest()
     rows = open_data(data) if data is not None else None
     log = open_log(newest)
     findings = rewind_log(log, rule=rule, step=wanted, top=num_rows, notices=notices, progress=progress)
@@ -86,10 +85,15 @@ def check_settings(*, rule: str, step: SupportsIndex | None, top: SupportsIndex)
     """Refuses settings of `rewind` that make no sense with `UsageError`; gives `step` and `top` as plain numbers."""
     check_rule(rule)
     wanted = None if step is None else _whole(step, name="step")
-    num_rows = _whole(top, name="top")
-    if num_rows < 1:
-        raise UsageError(f"top={num_rows} makes no sense: use a whole number of 1 or more.")
-    return wanted, num_rows
+    return wanted, check_top(top)
+
+
+def check_top(top: SupportsIndex) -> int:
+    """How many entries to list at most, as a plain number; refuses fewer than one with `UsageError`."""
+    number = _whole(top, name="top")
+    if number < 1:
+        raise UsageError(f"top={number} makes no sense: use a whole number of 1 or more.")
+    return number
 
 
 def _whole(value: SupportsIndex, *, name: str) -> int:
@@ -129,13 +133,52 @@ def rewind_log(
     Raises:
         LogError: The log cannot be read, it holds no training step, or not the step asked for.
     """
+    runs = judge_log(log, rule=rule, progress=progress)
+    return rewind_judged(log, runs, rule=rule, step=step, top=top, num_leading=num_leading, notices=notices)
+
+
+def judge_log(log: Log, *, rule: str, progress: Callable[[int, int], None] | None = None) -> list[JudgedRun]:
+    """The first half of `rewind_log`: the runs of a log, and which of their steps are out of line.
+
+    Args:
+        log: The log.
+        rule: As for `rewind`, and likewise `progress`.
+        progress: See there.
+
+    Raises:
+        LogError: The log cannot be read, or it holds no training step.
+    """
     report = (lambda num_bytes: progress(num_bytes, log.size_bytes)) if progress else None
     runs = judge_runs(read_runs(log, progress=report), rule=rule)
     if not runs[0].reading.series.num_steps:
-        raise LogError(
-            f"{log.path}: no training step was recorded. The run may have stopped before its first step, or recording "
-            "was off."
-        )
+        raise LogError(f"{log.path}: {remarks.why_no_step(log.notices())}")
+    return runs
+
+
+def rewind_judged(
+    log: Log,
+    runs: Sequence[JudgedRun],
+    *,
+    rule: str = "robust",
+    step: int | None = None,
+    top: int = 10,
+    num_leading: int = LEADING_ROWS,
+    notices: Sequence[str] = (),
+) -> Findings:
+    """The second half of `rewind_log`: the rows behind what is out of line.
+
+    Args:
+        log: The log.
+        runs: What `judge_log` made of it under the same rule.
+        rule: As for `rewind_log`, and likewise the others.
+        step: See there.
+        top: See there.
+        num_leading: See there.
+        notices: See there.
+
+    Raises:
+        LogError: The log cannot be read, or does not hold the step asked for.
+    """
     if step is not None and run_of_step(runs, step) is None:
         raise LogError(f"{log.path}: step {step} is not in the log; it holds {_steps_held(runs)}.")
 
@@ -145,9 +188,10 @@ def rewind_log(
     run = runs[-1] if shown is None else _run_shown(runs, found.spikes, shown=shown, asked=step)
     series = run.reading.series
     looked_up = found.spikes[:num_leading]
-    steps = [place for spike in looked_up for place in (spike.step, _blamed_step(spike))]
+    steps = [blamed_step(spike) for spike in looked_up]
     tables = gather_rows(log, series=series, steps=steps if shown is None else [shown, *steps]) if log.has_rows else {}
-    leading = (_with_rows(spike, tables, spikes=found.spikes) for spike in looked_up)
+    tables = mark_neighbours(log, tables, series=series)
+    leading = (_with_rows(spike, tables, spikes=found.spikes, series=series) for spike in looked_up)
     spikes = (*leading, *found.spikes[num_leading:])
     table = tables.get(shown) if shown is not None else None
     is_quiet = all(spike.severity == "notice" for spike in spikes)
@@ -166,7 +210,7 @@ def rewind_log(
         rows_left_out=max(0, table.row.size - top) if table else 0,
         num_nonfinite_rows=table.num_nonfinite if table else 0,
         row_losses_known=_row_losses_known(table, series),
-        blame=blame(table, spikes=found.spikes) if table else None,
+        blame=blame(table, spikes=found.spikes, series=series) if table else None,
         num_ranks=log.header.world_size,
         notices=(
             *notices,
@@ -174,24 +218,31 @@ def rewind_log(
             *remarks.on_leaders(spikes),
             *on_asked(runs, asked=step),
             *([] if step is None or log.has_rows else remarks.on_step(series, step)),
-            *on_runs(runs, lambda run: _on_run(run, rule=rule, events=events)),
+            *on_runs(runs, lambda run: _on_run(log, run, rule=rule, events=events)),
             *remarks.on_evaluations(events),
             *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
-            *remarks.on_end(run.reading, events=events if is_run_folder(Path(log.path)) else None),
+            *remarks.on_end(run.reading, events=events if _tells_its_end(log) else None),
             *log.notices(),
         ),
     )
 
 
-def _on_run(run: JudgedRun, *, rule: str, events: Sequence[Event]) -> list[str]:
+def _on_run(log: Log, run: JudgedRun, *, rule: str, events: Sequence[Event]) -> list[str]:
     """What is to be said of one of the runs of a log."""
     reading, search = run.reading, run.search
     return [
+        *reported.on_unknown_losses(reading.series, events=events),
+        *reported.on_other_losses(log, series=reading.series),
         *remarks.on_resumes(reading.series, search.spikes, events=events),
         *remarks.on_guard(reading.series, search.spikes),
         *remarks.on_search(search, rule=rule),
         *remarks.on_reading(reading),
     ]
+
+
+def _tells_its_end(log: Log) -> bool:
+    """Whether the end of its run would stand in a log."""
+    return log.format == "run" or (log.format == "journal" and is_newest(Path(log.path)))
 
 
 def _steps_held(runs: Sequence[JudgedRun]) -> str:
@@ -242,19 +293,14 @@ def _row_losses_known(table: StepRows | None, series: StepSeries) -> bool:
     return place is None or not bool(series.measured[place])
 
 
-def _blamed_step(spike: Spike) -> int:
-    """The step whose rows may have made a finding: of a norm that jumped the first, because the harm begins there."""
-    return spike.first if spike.severity == "notice" else spike.step
-
-
-def _with_rows(spike: Spike, tables: dict[int, StepRows], *, spikes: Sequence[Spike]) -> Spike:
+def _with_rows(spike: Spike, tables: dict[int, StepRows], *, spikes: Sequence[Spike], series: StepSeries) -> Spike:
     """The finding with its leading row, and what its rows are blamed for."""
-    table, blamed = tables.get(spike.step), tables.get(_blamed_step(spike))
+    table = tables.get(blamed_step(spike))
     # A step of nothing but rows without supervised tokens has no leading row.
     leads = table is not None and bool(table.tokens[0] > 0)
     return dataclasses.replace(
         spike,
         row=int(table.row[0]) if table is not None and leads else None,
         row_share=table.share(0) if table is not None and leads else None,
-        blame=blame(blamed, spikes=spikes) if blamed is not None else None,
+        blame=blame(table, spikes=spikes, series=series) if table is not None else None,
     )

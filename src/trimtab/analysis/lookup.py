@@ -46,6 +46,11 @@ class FoundLogs:
     paths: tuple[str, ...]
     notices: tuple[str, ...] = ()
 
+    def newest(self) -> tuple[str, list[str]]:
+        """The log to read where one is asked for, and what to say: which others there are, too."""
+        path, *others = self.paths
+        return path, [*self.notices, *(f"{other} is another run: name the file to read it" for other in others)]
+
 
 def find_logs(name: str | os.PathLike[str] | RecordedRun | None = None) -> FoundLogs:
     """Finds the logs behind a name.
@@ -133,7 +138,9 @@ def _in_folder(folder: Path) -> FoundLogs:
     if is_run_folder(folder) or run_folders(folder):
         return FoundLogs((str(folder),))
     files = foreign.usual_files(folder)
-    return FoundLogs(tuple(map(str, files)) if len(files) > 1 else (str(folder),))
+    others = ", ".join(file.name for file in foreign.other_files(folder))
+    notices = (f"the folder holds {others} too, which was not read",) if others else ()
+    return FoundLogs(tuple(map(str, files)) if len(files) > 1 else (str(folder),), notices)
 
 
 def _exists(path: Path) -> bool:

@@ -28,6 +28,9 @@ PREVIEW_CHARS: Final = 120
 REPETITIVE: Final = 0.1
 """Repetition from which a preview shows the span that is repeated: in prose the commonest makes up less."""
 
+SEVERAL_DATASETS: Final = "this log holds runs over several datasets, and a row number means another row in each"
+HOW_TO_PART: Final = "part them with trimtab convert LOG FOLDER"
+
 _START: Final = 48
 _SPAN: Final = 36
 _END: Final = 36
@@ -42,10 +45,13 @@ def with_previews(findings: Findings, *, log: Log, data: Sequence[Data] | None) 
         data: Rows at hand, each way of reading them; None: the files that the log names, if they are still there.
 
     Returns:
-        The findings; where the data is not that of the run, `preview_withheld` says so.
+        The findings; where the data is not that of the run, or says nothing of it, `preview_withheld` says so.
     """
     if not findings.rows:
-        return findings
+        return findings if data is None else dataclasses.replace(findings, preview_withheld=_why_no_rows(findings, log))
+    if log.restarts():
+        # The header is that of the first run, and a row of the next would get the text of another.
+        return dataclasses.replace(findings, preview_withheld=f"{SEVERAL_DATASETS}: {HOW_TO_PART}")
     found = find_rows([row.row for row in findings.rows], log=log, data=data)
     rows = tuple(_told(row, found.rows[row.row]) if row.row in found.rows else row for row in findings.rows)
     read = (f"the rows were read from {found.source}",) if found.source is not None and data is None else ()
@@ -77,14 +83,24 @@ def preview(text: RowText, *, repeated: Repetition) -> str:
     """
     if text.is_ids:
         return _preview_of_ids(text.numbers, repeated)
-    if len(text.main) <= PREVIEW_CHARS:
-        return _cut(text.main, PREVIEW_CHARS)
+    # Escapes are what a preview is made of: 30 characters of Chinese take 180.
+    if len(text.main) <= PREVIEW_CHARS and len(whole := plain(text.main)) <= PREVIEW_CHARS:
+        return whole
     data = text.main.encode("utf-8", "surrogatepass")
     if text.numbers.size != len(data) or text.numbers.dtype != np.uint8:
         repeated = repetition(np.frombuffer(data, np.uint8))  # that one is of token ids beside the text
     span = data[repeated.first : repeated.first + 4 * _SPAN].decode("utf-8", "ignore")
     end = _cut(text.main[: -_END - 1 : -1], _END, backwards=True)
     return _joined(_cut(text.main, _START), repeated, _cut(span, _SPAN), end)
+
+
+def _why_no_rows(findings: Findings, log: Log) -> str:
+    """Why data that was given has no use."""
+    if not log.has_rows:
+        return "this log holds no rows, only steps"
+    if findings.step is None:
+        return "no step is out of line, so none is listed; --step N lists the rows of one"
+    return f"no rows of step {findings.step} were recorded"
 
 
 def _told(row: RowShare, content: object) -> RowShare:

@@ -31,6 +31,14 @@ MAX_LISTED = 10
 """Numbers listed in one line."""
 
 
+def why_no_step(notices: Sequence[str]) -> str:
+    """Why a log has no training step, as an error says it: what was left out of it, if anything was."""
+    if not notices:
+        return "no training step was recorded. The run may have stopped before its first step, or recording was off."
+    more = f"; and {len(notices) - MAX_LISTED} notices more" if len(notices) > MAX_LISTED else ""
+    return f"no training step could be read: {'; '.join(notices[:MAX_LISTED])}{more}."
+
+
 def on_search(search: SpikeSearch, *, rule: str) -> list[str]:
     """Which rule judged the first steps, where it was not the one asked for; and what was put into one finding."""
     return [*_on_rule(search, rule=rule), *_on_deaths(search)]
@@ -136,15 +144,20 @@ def on_guard(series: StepSeries, spikes: Sequence[Spike]) -> list[str]:
 def on_end(reading: StepReading, *, events: Sequence[Event] | None) -> list[str]:
     """That a run has not ended: its last attempt closes with an event, unless it is going on or was killed.
 
+    Of a run that was converted nothing tells, unless the log that it was made of did.
+
     Args:
         reading: The steps of the log.
         events: Its events by time; None where they would not tell.
     """
     if events is None:
         return []
-    marks = [event.kind for event in events if event.kind in ("resume", "end")]
-    if marks[-1:] == ["end"]:
+    marks = [event.kind for event in events if event.kind in ("resume", "end", "converted")]
+    is_converted = marks[-1:] == ["converted"]
+    if [mark for mark in marks if mark != "converted"][-1:] == ["end"]:
         return []
+    if is_converted:
+        return ["this run was converted from the log of another tool, and nothing tells whether it has ended"]
     last = reading.series.step[reading.series.attempt == reading.newest_attempt][-1]
     return [f"the run has not ended: it is still going on, or was killed after step {last}"]
 

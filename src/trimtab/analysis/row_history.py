@@ -22,6 +22,9 @@ from trimtab.values import json_number
 MAX_VISITS: Final = 50
 """Occurrences listed: the last ones. All of them are counted, and the best and worst are told."""
 
+MAX_QUOTED: Final = 200
+"""Characters of a name quoted in an error."""
+
 _MAX_DIGITS: Final = 18
 
 
@@ -54,7 +57,8 @@ class RowHistory:
         row: Dataset row number.
         name: The user's own id of it; None where the log holds none.
         table_row: Its row in the table that the dataset is a selection of; None where nobody knows.
-        count: How often it occurred.
+        count: How often it occurred; of a row that packing has split, each piece counts.
+        num_steps: In how many steps.
         mean_loss: Over the supervised tokens of all occurrences that are finite; None without any.
         best: The finite occurrence with the lowest loss; None likewise.
         worst: One that is not finite, else the one with the highest loss; None where no occurrence has a loss.
@@ -66,6 +70,7 @@ class RowHistory:
     name: str | None
     table_row: int | None
     count: int
+    num_steps: int
     mean_loss: float | None
     best: Visit | None
     worst: Visit | None
@@ -79,6 +84,7 @@ class RowHistory:
             "name": self.name,
             "table_row": self.table_row,
             "count": self.count,
+            "num_steps": self.num_steps,
             "mean_loss": json_number(self.mean_loss),
             "best": self.best.to_dict() if self.best is not None else None,
             "worst": self.worst.to_dict() if self.worst is not None else None,
@@ -96,13 +102,18 @@ def find_row(log: Log, name: str) -> int:
     ids = log.id_columns()
     named = ids.row[ids.name == name]
     if named.size > 1:
-        raise LogError(f"{log.path}: {named.size} rows have the id {name!r}: name one by its number.")
+        raise LogError(f"{log.path}: {named.size} rows have the id {_quoted(name)}: name one by its number.")
     if named.size:
         return int(named[0])
     digits = name.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS:
         return int(name)
-    raise LogError(f"{log.path}: no row has the id {name[:200]!r}, and it is no row number. Name a row by its number.")
+    raise LogError(f"{log.path}: no row has the id {_quoted(name)}, and it is no row number. Name a row by its number.")
+
+
+def _quoted(name: str) -> str:
+    """The name as it may stand in an error, however long somebody made it."""
+    return repr(name) if len(name) <= MAX_QUOTED else repr(name[:MAX_QUOTED]) + "..."
 
 
 def row_history(log: Log, *, row: int) -> RowHistory:
@@ -122,6 +133,7 @@ def row_history(log: Log, *, row: int) -> RowHistory:
     )
     # Where a run of its own begins in the log, steps begin anew.
     run_number = np.searchsorted(np.array(log.restarts(), np.int32), records.attempt, side="right")
+    num_steps = len(set(zip(run_number.tolist(), records.step.tolist(), strict=True)))
     records = records.take(np.lexsort((records.micro, records.step, run_number)))
     loss = np.where(records.num_tokens > 0, records.loss_sum / np.maximum(records.num_tokens, 1), np.nan)
     measured = np.flatnonzero(records.num_tokens > 0)
@@ -136,6 +148,7 @@ def row_history(log: Log, *, row: int) -> RowHistory:
         name=name,
         table_row=table_row,
         count=records.num_records,
+        num_steps=num_steps,
         mean_loss=float(records.loss_sum[finite].sum(dtype=np.float64)) / tokens if tokens else None,
         best=_visit(records, int(finite[np.argmin(loss[finite])])) if finite.size else None,
         worst=_visit(records, int(worst)) if worst is not None else None,

@@ -20,6 +20,12 @@ from trimtab.findings import RowShare
 from trimtab.log.columns import RowColumns
 from trimtab.log.reader import Log
 
+_APART = 1_000
+"""Steps between two that are looked for, from which on what lies between them is not read."""
+
+_MAX_STRETCHES = 32
+"""Stretches that are read one by one: each costs some milliseconds of every part of a log."""
+
 LEVEL_STEPS = 20
 """Measured finite steps whose median is the run's level, as in the median rule."""
 
@@ -42,6 +48,8 @@ class StepRows:
         rank: (R,) int32, the lowest that trained on the row.
         finite: (R,) bool, whether float32 can hold the row's mean loss; True without supervised tokens.
         left_out: (R,) bool, whether it was in a micro-batch that the guard left out of the update.
+        is_neighbour: (R,) bool, whether it is not finite though it was in another step, unlike another row of this
+            one; False until `trimtab.analysis.neighbours` looked.
         total: Sum of the finite loss sums.
         shares_known: Whether the finite loss sums are parts of a whole: they add up to more than 0, and at most
             NEGLIGIBLE of that is below 0.
@@ -55,6 +63,7 @@ class StepRows:
     rank: NDArray[np.int32]
     finite: NDArray[np.bool_]
     left_out: NDArray[np.bool_]
+    is_neighbour: NDArray[np.bool_]
     total: float
     shares_known: bool
 
@@ -91,14 +100,26 @@ def gather_rows(log: Log, *, series: StepSeries, steps: Iterable[int]) -> dict[i
     Returns:
         Rows by step; a step without row records is absent.
     """
+    records = records_of(log, series=series, steps=steps)
+    return {step: _table(records.take(records.step == step), step=step) for step in np.unique(records.step).tolist()}
+
+
+def records_of(log: Log, *, series: StepSeries, steps: Iterable[int]) -> RowColumns:
+    """The row records of some steps, of the attempt that counts for each; for the arguments see `gather_rows`."""
     wanted = np.unique(np.fromiter(steps, np.int64))
     if not wanted.size:
-        return {}
-    first, last = int(wanted[0]), int(wanted[-1])
-    parts = [block.take(_among(block.step, wanted)) for block in log.row_blocks(first_step=first, last_step=last)]
+        return RowColumns.empty()
+    # Each stretch by itself: between two steps that lie apart there may be most of a log.
+    gaps = np.diff(wanted)
+    widest = np.argsort(-gaps, kind="stable")[: _MAX_STRETCHES - 1]
+    stretches = np.split(wanted, np.sort(widest[gaps[widest] > _APART]) + 1)
+    parts = [
+        block.take(_among(block.step, stretch))
+        for stretch in stretches
+        for block in log.row_blocks(first_step=int(stretch[0]), last_step=int(stretch[-1]))
+    ]
     records = RowColumns.concat(parts)
-    records = records.take(records.attempt == series.attempts_of(records.step))
-    return {step: _table(records.take(records.step == step), step=step) for step in np.unique(records.step).tolist()}
+    return records.take(records.attempt == series.attempts_of(records.step))
 
 
 def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) -> tuple[RowShare, ...]:
@@ -161,6 +182,7 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
         rank=rank[order],
         finite=finite[order],
         left_out=left_out[order],
+        is_neighbour=np.zeros(row.size, np.bool_),
         total=total,
         shares_known=total > 0 and below <= NEGLIGIBLE * total,
     )

@@ -33,6 +33,9 @@ class StepSeries(NamedTuple):
         num_left_out: (S,) int64 row records whose micro-batch the guard left out of the update.
         top_loss: (S,) float64, the highest mean loss of a row with tokens enough to say something of the row
             (`trimtab.log.steps.WEIGHTY_TOKENS`); -inf where there is none.
+        is_reported: (S,) bool, whether `loss` is what the run reported though the step has rows: these do not hold all
+            of its tokens.
+        differs: (S,) bool, whether the run reported a loss far from that of the rows.
     """
 
     step: NDArray[np.int64]
@@ -47,6 +50,8 @@ class StepSeries(NamedTuple):
     num_empty: NDArray[np.int64]
     num_left_out: NDArray[np.int64]
     top_loss: NDArray[np.float64]
+    is_reported: NDArray[np.bool_]
+    differs: NDArray[np.bool_]
 
     @property
     def num_steps(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.analysis import remarks
-from trimtab.analysis.findings import check_settings
+from trimtab.analysis.findings import check_top
 from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.series import is_finite
 from trimtab.analysis.several_runs import on_runs
@@ -42,8 +42,9 @@ def calibrate(
     """Replays a log under many settings of the guard, and recommends one.
 
     Of a log with rows its micro-batches are judged, as the guard of a run would have; of a log that holds steps alone
-    their losses, which scatter less. A million losses take about ten seconds; a setting that skipped more than 1 % of
-    the first 100,000 is too tight whatever comes, and is not replayed any further.
+    their losses, which scatter less. A million losses take 10 to 20 seconds, the more of them are out of line the
+    longer; a setting that skipped more than 1 % of the first 100,000 is too tight whatever comes, and is not replayed
+    any further.
 
     Args:
         path_or_run: As for `rewind`: a run folder, a log file, a run id or its unique beginning; a run of this process;
@@ -64,10 +65,8 @@ def calibrate(
         if calibration.recommended:
             guard = trimtab.GuardConfig(**calibration.recommended.settings)
     """
-    _, num_named = check_settings(rule="robust", step=None, top=top)
-    found = find_logs(path_or_run)
-    newest, *others = found.paths
-    notices = [*found.notices, *(f"{other} is another run: name the file to read it" for other in others)]
+    num_named = check_top(top)
+    newest, notices = find_logs(path_or_run).newest()
     return calibrate_log(open_log(newest), top=num_named, notices=notices, progress=progress)
 
 
@@ -104,7 +103,7 @@ def calibrate_log(
     spikes = [spike for run in found.runs for spike in run.spikes]
     evidence = {
         "num_spikes": sum(spike.kind != "nonfinite" for spike in spikes),
-        "num_losses": num_losses,
+        "num_finite": sum(int(np.count_nonzero(is_finite(run.loss))) for run in found.runs),
     }
     recommended, reason = choose(outcomes, unit=found.unit, **evidence)
     return Calibration(
@@ -179,6 +178,9 @@ def _on_what_was_judged(found: LogLosses) -> list[str]:
     if found.num_no_tokens and found.unit == "micro":
         had = "1 micro-batch has" if found.num_no_tokens == 1 else f"{found.num_no_tokens} micro-batches have"
         notices.append(f"{had} no supervised tokens: a guard keeps what it has no loss of, and so nothing was judged")
+    if found.num_unknown:
+        which = "1 micro-batch" if found.num_unknown == 1 else f"{found.num_unknown} micro-batches"
+        notices.append(f"the losses of {which} were not recorded: not judged")
     num_cut = sum(run.num_spikes_left_out for run in found.runs)
     if num_cut:
         notices.append(f"{num_cut} more findings are not among those counted: skips in them stand under others")

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.several_runs import JudgedRun, judge_runs
-from trimtab.calibration.micros import MicroSums, micro_sums
 from trimtab.calibration.values import Unit
 from trimtab.findings import Spike
+from trimtab.log.micros import MicroSums, micro_sums
 from trimtab.log.reader import Log
 
 
@@ -47,7 +47,8 @@ class LogLosses(NamedTuple):
     Attributes:
         unit: What they are losses of.
         runs: The runs of the log, in order; a log holds one unless several were written into one file.
-        num_no_tokens: Micro-batches, or steps, without a loss.
+        num_no_tokens: Micro-batches without supervised tokens, or steps without a loss.
+        num_unknown: Micro-batches whose losses were not recorded, at least one in each step that lacks some.
         num_left_out: Micro-batches that a guard of the recorded run left out of the update.
         judged: The runs as `rewind` judges them.
     """
@@ -55,6 +56,7 @@ class LogLosses(NamedTuple):
     unit: Unit
     runs: tuple[RunLosses, ...]
     num_no_tokens: int
+    num_unknown: int
     num_left_out: int
     judged: list[JudgedRun]
 
@@ -76,16 +78,20 @@ def read_losses(log: Log, *, progress: Callable[[int], None] | None = None) -> L
 
 def _of_micros(micros: MicroSums, judged: list[JudgedRun]) -> LogLosses:
     has_loss = micros.num_tokens > 0
-    runs, num_no_tokens, num_left_out = [], 0, 0
+    runs, num_no_tokens, num_unknown, num_left_out = [], 0, 0, 0
     for run in judged:
-        counts = run.reading.series.attempts_of(micros.step) == micros.attempt
+        series = run.reading.series
+        counts = series.attempts_of(micros.step) == micros.attempt
         measured = np.flatnonzero(counts & has_loss)
         by_step = measured[np.argsort(micros.step[measured], kind="stable")]
         loss = micros.loss_sum[by_step] / micros.num_tokens[by_step]
         runs.append(_run_of(run, step=micros.step[by_step], loss=loss))
-        num_no_tokens += int(np.count_nonzero(counts & ~has_loss))
+        lacking, without = series.step[series.is_reported], micros.step[counts & ~has_loss]
+        is_unknown = np.isin(without, lacking)
+        num_unknown += int(np.count_nonzero(is_unknown)) + np.setdiff1d(lacking, without).size
+        num_no_tokens += int(np.count_nonzero(~is_unknown))
         num_left_out += int(np.count_nonzero(micros.left_out[measured]))
-    return LogLosses("micro", tuple(runs), num_no_tokens, num_left_out, judged)
+    return LogLosses("micro", tuple(runs), num_no_tokens, num_unknown, num_left_out, judged)
 
 
 def _of_steps(judged: list[JudgedRun]) -> LogLosses:
@@ -94,7 +100,7 @@ def _of_steps(judged: list[JudgedRun]) -> LogLosses:
         series = run.reading.series
         runs.append(_run_of(run, step=series.step[series.measured], loss=series.loss[series.measured]))
         num_no_loss += int(np.count_nonzero(~series.measured))
-    return LogLosses("step", tuple(runs), num_no_loss, 0, judged)
+    return LogLosses("step", tuple(runs), num_no_loss, 0, 0, judged)
 
 
 def _run_of(run: JudgedRun, *, step: NDArray[np.int64], loss: NDArray[np.float64]) -> RunLosses:

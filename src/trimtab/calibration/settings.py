@@ -5,6 +5,8 @@ Enters: nothing. Leaves: `SETTINGS`. Invariant: every one is a guard that is on,
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from trimtab.guard import GuardConfig
@@ -39,6 +41,18 @@ def arguments(config: GuardConfig) -> dict[str, Any]:
 def is_default(config: GuardConfig) -> bool:
     """Whether a guard with these settings is the one that users have without looking at a log."""
     return any(_decides_alike(config, default) for default in _DEFAULTS)
+
+
+def distance_from_default(settings: Mapping[str, Any]) -> float:
+    """How far a setting is from its rule's default, as a ratio's logarithm: below 0 it is stricter.
+
+    Args:
+        settings: As `arguments` gives them; windows are not compared.
+    """
+    sensitivity = LIVE_RULES[settings["rule"]].sensitivity
+    default = next(config for config in _DEFAULTS if config.rule == settings["rule"])
+    usual: float = getattr(default, sensitivity)
+    return math.log(settings[sensitivity] / usual)
 
 
 def _decides_alike(config: GuardConfig, default: GuardConfig) -> bool:

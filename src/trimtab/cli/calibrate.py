@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
-
 import click
+from rich.console import Console
 
-from trimtab.analysis.comparison import open_logs
+from trimtab.analysis.lookup import find_logs
 from trimtab.calibration.calibrate import calibrate_log
-from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, refuse_logs, write_output
+from trimtab.cli.output import answer, json_option, refuse_logs
 from trimtab.cli.progress import stage_progress
-from trimtab.report import as_json
+from trimtab.log.reader import open_log
 from trimtab.report.calibration import render
-from trimtab.report.console import make_console
+from trimtab.report.lines import say
+from trimtab.report.written import say_written
 
 
 @click.command("calibrate")
@@ -26,13 +25,7 @@ from trimtab.report.console import make_console
     metavar="K",
     help="Skipped steps named a setting.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=OutputFile(allow_standard_output=True),
-    metavar="FILE",
-    help="Write what was found as strict JSON; - for standard output, where nothing else is then printed.",
-)
+@json_option("Write what was found as strict JSON; - for standard output, where nothing else is then printed.")
 def command(path: str | None, *, top: int, json_file: str | None) -> int:
     """Replays a log under many settings of the guard: what each would have skipped, and the one to choose.
 
@@ -45,15 +38,17 @@ def command(path: str | None, *, top: int, json_file: str | None) -> int:
         trimtab calibrate runs/a
         trimtab calibrate metrics.csv --json calibration.json
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    (log, notices), *others = open_logs([path])
+    newest, notices = find_logs(path).newest()
+    log = open_log(newest)
     refuse_logs({"--json": json_file}, places=[log.path])
-    notices = [*notices, *(f"{other.log.path} is another run: name the file to read it" for other in others)]
     with stage_progress(log.size_bytes) as progress:
         calibration = calibrate_log(log, top=top, notices=notices, progress=progress)
 
-    if json_file:
-        write_output(json_file, as_json.dumps(calibration))
-    if json_file != STANDARD_OUTPUT:
-        with suppress(BrokenPipeError):
-            render(calibration, console=make_console(sys.stdout))
+    def draw(console: Console) -> None:
+        render(calibration, console=console)
+        if json_file:
+            say(console, "")
+            say_written(console, json_file)
+
+    answer(calibration.to_dict, json_file=json_file, draw=draw)
     return 0

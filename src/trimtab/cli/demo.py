@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, write_output
+from trimtab.cli.output import STANDARD_OUTPUT, json_option, write_output
 from trimtab.demo.console import Console
 from trimtab.demo.main import run_demo
 from trimtab.report import as_json
@@ -34,13 +34,7 @@ EXIT_INTERRUPTED = 130
     help="Decides which rows are poisoned, and the model's start.",
 )
 @click.option("--no-guard", is_flag=True, help="Leave the guard off and see the run die.")
-@click.option(
-    "--json",
-    "json_file",
-    type=OutputFile(allow_standard_output=True),
-    metavar="FILE",
-    help="Write what came of it as strict JSON; - for standard output, where nothing else is then printed.",
-)
+@json_option("Write what came of it as strict JSON; - for standard output, where nothing else is then printed.")
 def command(*, out: Path, seed: int, no_guard: bool, json_file: str | None) -> int:
     """Fine-tunes a small language model on poisoned data, and names the rows from the log.
 
@@ -63,6 +57,8 @@ def command(*, out: Path, seed: int, no_guard: bool, json_file: str | None) -> i
         return EXIT_INTERRUPTED
     if json_file:
         write_output(json_file, as_json.dumps_document(result.to_dict()))
+        if json_file != STANDARD_OUTPUT:
+            click.echo(f"Wrote {json_file}")
     for complaint in result.complaints:
         click.echo(f"Error: {complaint}", err=True)
     return 0 if result.passed else EXIT_NOT_AS_IT_MUST

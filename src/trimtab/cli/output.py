@@ -1,4 +1,4 @@
-"""Where a verb writes for programs: a file, or standard output.
+"""How a verb answers a program and a person, and where it may write: a file, or standard output.
 
 Invariant: a file is there whole or not at all, it lies below the current folder, and nothing that a run left behind is
 written over: no log, no link, no folder, no binary file. An older report, or any other text, is replaced, because a
@@ -8,21 +8,25 @@ command that is run again must give its answer again.
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from trimtab.errors import UsageError
 from trimtab.log import foreign
+from trimtab.log.disk import write_file
 from trimtab.log.folder import HEADER_NAME, RUNS_NAME, is_run_folder
+from trimtab.report import as_json
+from trimtab.report.console import make_console
 
 STANDARD_OUTPUT = "-"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, for checkers only
@@ -54,6 +58,36 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         if wrong is not None:
             self.fail(f"{value} {wrong}", param, ctx)
         return value
+
+
+def json_option(help_text: str) -> Callable[[_Command], _Command]:
+    """The option `--json FILE` of a verb that answers, its value in `json_file`.
+
+    Args:
+        help_text: What is written.
+    """
+    return click.option(
+        "--json", "json_file", type=OutputFile(allow_standard_output=True), metavar="FILE", help=help_text
+    )
+
+
+def answer(document: Callable[[], dict[str, Any]], *, json_file: str | None, draw: Callable[[Console], None]) -> None:
+    """Gives an answer to a program, where one asked for it, and to a person, unless only the program is to have it.
+
+    Args:
+        document: Makes what a program gets, JSON-ready.
+        json_file: What `--json` was given.
+        draw: Draws what a person gets, on a console on standard output.
+
+    Raises:
+        OSError: The file cannot be written; what stood there before still does.
+    """
+    if json_file:
+        write_output(json_file, as_json.dumps_document(document()))
+    if json_file != STANDARD_OUTPUT:
+        # Last: whoever reads this may stop in the middle, and still gets the file and the verdict.
+        with contextlib.suppress(BrokenPipeError):
+            draw(make_console(sys.stdout))
 
 
 def refuse_one_file_for_two(destinations: Mapping[str, str | None]) -> None:
@@ -117,39 +151,14 @@ def write_output(destination: str, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
-@contextlib.contextmanager
-def write_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which gets its name when the block ends without an error, and is gone otherwise.
-
-    Raises:
-        OSError: The file cannot be written; what stood there before still does.
-    """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        # A temporary file is its owner's alone; a report is as readable as any file made here.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def new_log_file(value: str) -> Path:
-    """A path at which a log may be written: below the current folder, in no run folder, and nothing stands there.
+def log_file(value: str) -> Path:
+    """A path at which a log may be written if nothing stands there: below the current folder, in no run folder.
 
     Raises:
         UsageError: It is none; says why.
     """
     path = _as_path(value)
-    wrong = _wrong_with_place(path) or (
-        "exists already; nothing was overwritten. Name another file." if path.exists() else None
-    )
+    wrong = _wrong_with_place(path)
     if wrong is not None:
         raise UsageError(f"{value} {wrong}")
     return path

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from typing import Any
 
 import click
+from rich.console import Console
 
 from trimtab.analysis.comparison import compare_logs, open_logs
 from trimtab.analysis.drop_list import drop_list
 from trimtab.analysis.findings import LEADING_ROWS
-from trimtab.analysis.previews import with_all_previews
+from trimtab.analysis.previews import HOW_TO_PART, SEVERAL_DATASETS, with_all_previews
 from trimtab.analysis.spikes import MAX_SPIKES, RULES
 from trimtab.cli.data import open_named_data
 from trimtab.cli.output import (
-    STANDARD_OUTPUT,
     OutputFile,
+    answer,
+    json_option,
     refuse_logs,
     refuse_one_file_for_two,
     write_output,
 )
+from trimtab.cli.progress import stage_progress
 from trimtab.cli.row import show_row
-from trimtab.errors import UsageError
+from trimtab.errors import LogError, UsageError
 from trimtab.findings import Comparison
 from trimtab.report import as_json, terminal
-from trimtab.report.console import make_console
+from trimtab.report.lines import say, tell
 from trimtab.report.shared import render_shared
-
-PROGRESS_FROM_BYTES = 20_000_000
-"""Smaller logs are read in about a second."""
+from trimtab.report.written import drop_list_in_words, say_written
 
 EXIT_FINDINGS = 3
 FAILING_SEVERITIES = {"warning": ("critical", "warning"), "critical": ("critical",)}
@@ -61,13 +61,7 @@ FAILING_SEVERITIES = {"warning": ("critical", "warning"), "critical": ("critical
     metavar="FILE",
     help="Write the rows that made a finding of the loss (half of the step's, or not finite) as JSON.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=OutputFile(allow_standard_output=True),
-    metavar="FILE",
-    help="Write what was found as strict JSON; - for standard output, where nothing else is then printed.",
-)
+@json_option("Write what was found as strict JSON; - for standard output, where nothing else is then printed.")
 @click.option(
     "--fail-on",
     type=click.Choice(tuple(FAILING_SEVERITIES)),
@@ -107,34 +101,44 @@ def command(
         raise UsageError("--drop-list takes one run at a time: the rows of two runs may be of different datasets.")
     if row is not None and len(logs) > 1:
         raise UsageError("--row takes one run at a time: the rows of two runs may be of different datasets.")
+    if drop_file and not logs[0].log.has_rows:
+        # An empty list would say that there is nothing to drop.
+        raise LogError(
+            f"{logs[0].log.path}: this log holds no rows, only steps: nothing can be dropped, and no list was written. "
+            "Leave --drop-list away, or attach Trimtab to a run to record its rows."
+        )
     rows_at_hand = open_named_data(data) if data is not None else None
     if row is not None:
         show_row(row, log=logs[0].log, data=rows_at_hand, with_text=not no_preview, json_file=json_file)
         return 0
 
-    with _progress(sum(named.log.size_bytes for named in logs)) as progress:
+    with stage_progress(sum(named.log.size_bytes for named in logs)) as show:
         found = compare_logs(
             logs,
             rule=rule,
             step=step,
             top=top,
             num_leading=MAX_SPIKES if drop_file else LEADING_ROWS,
-            progress=progress,
+            progress=(lambda num_bytes, num_all: show("reading the log", num_bytes, num_all)) if show else None,
         )
     if not no_preview:
         found = with_all_previews(found, logs=[named.log for named in logs], data=rows_at_hand)
 
+    listed = None
     if drop_file:
         log = logs[0].log
+        if log.restarts():
+            raise LogError(
+                f"{log.path}: {SEVERAL_DATASETS}; no list was written. First {HOW_TO_PART}, then name one of them."
+            )
         listed = drop_list(found.runs[0], header=log.header, ids=log.id_columns())
         write_output(drop_file, as_json.dumps_document(listed))
-    if json_file:
-        write_output(json_file, as_json.dumps(found if len(found.runs) > 1 else found.runs[0]))
-    if json_file != STANDARD_OUTPUT:
-        # Last: whoever reads this may stop in the middle, and still gets the files and the verdict.
-        with suppress(BrokenPipeError):
-            _draw(found)
 
+    def draw(console: Console) -> None:
+        _draw(found, console=console)
+        _draw_written(json_file, drop_file, listed, console=console)
+
+    answer((found if len(found.runs) > 1 else found.runs[0]).to_dict, json_file=json_file, draw=draw)
     failing = FAILING_SEVERITIES.get(fail_on or "", ())
     found_some = any(spike.severity in failing for findings in found.runs for spike in findings.spikes)
     return EXIT_FINDINGS if found_some else 0
@@ -150,32 +154,25 @@ def _refuse_contradictions(*, row: str | None, data: str | None, no_preview: boo
         raise UsageError(f"--row shows one row alone; {options[silenced[0]]} is for findings: leave one of them away.")
 
 
-def _draw(found: Comparison) -> None:
-    console = make_console(sys.stdout)
+def _draw(found: Comparison, *, console: Console) -> None:
     for index, findings in enumerate(found.runs):
         if index:
-            terminal.say(console, "")
+            say(console, "")
         terminal.render(findings, console=console)
     if len(found.runs) > 1:
         render_shared(found, console=console)
     elif found.runs[0].spikes and found.runs[0].rows:
-        terminal.say(console, "")
+        say(console, "")
         more = "--step N lists the rows of another step, --row ROW shows one, --drop-list FILE the rows to leave out."
-        terminal.say(console, f"More: {more}")
+        tell(console, f"More: {more}")
 
 
-@contextmanager
-def _progress(size_bytes: int) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error while large logs are read, where a person watches."""
-    if size_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
-        yield None
-        return
-    # Imported here: it is a tenth of the time that a small log takes, which never shows a bar.
-    from rich.progress import DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    # Figures, no bar: rich draws one with characters that are no ASCII.
-    percent = TextColumn("{task.percentage:>3.0f} %")
-    columns = (TextColumn("{task.description}"), percent, DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=make_console(sys.stderr), transient=True) as bar:
-        task = bar.add_task("reading the log", total=size_bytes)
-        yield lambda num_done, num_bytes: bar.update(task, completed=num_done, total=num_bytes)
+def _draw_written(
+    json_file: str | None, drop_file: str | None, listed: Mapping[str, Any] | None, *, console: Console
+) -> None:
+    if json_file or drop_file:
+        say(console, "")
+    if json_file:
+        say_written(console, json_file)
+    if drop_file and listed is not None:
+        say_written(console, drop_file, what=drop_list_in_words(listed, path=drop_file))

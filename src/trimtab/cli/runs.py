@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 
 import click
+from rich.console import Console
 from rich.text import Text
 
 from trimtab import registry
 from trimtab.analysis.lookup import run_place
-from trimtab.cli.output import STANDARD_OUTPUT, OutputFile, write_output
+from trimtab.cli.output import answer, json_option
 from trimtab.log.folder import RUNS_NAME
 from trimtab.registry import RegisteredRun
-from trimtab.report import as_json, terminal
-from trimtab.report.console import make_console
+from trimtab.report.lines import WIDE, draw_table, make_table, say, tell
+from trimtab.report.written import say_written
 from trimtab.text import plain
 
 MIN_WHERE = 24
@@ -23,13 +23,7 @@ MIN_WHERE = 24
 
 
 @click.command("runs")
-@click.option(
-    "--json",
-    "json_file",
-    type=OutputFile(allow_standard_output=True),
-    metavar="FILE",
-    help="Write the list as JSON; - for standard output, where nothing else is then printed.",
-)
+@json_option("Write the list as JSON; - for standard output, where nothing else is then printed.")
 def command(json_file: str | None) -> int:
     """Lists the runs recorded on this machine, the newest first.
 
@@ -40,31 +34,36 @@ def command(json_file: str | None) -> int:
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
     runs = registry.runs()
     places = [run_place(run) for run in runs]
-    if json_file != STANDARD_OUTPUT:
-        _draw(runs, places)
-    if json_file:
-        entries = [_entry(run, place) for run, place in zip(runs, places, strict=True)]
-        write_output(json_file, as_json.dumps_document({"version": 1, "runs": entries}))
+
+    def draw(console: Console) -> None:
+        _draw(runs, places, console=console)
+        if json_file:
+            say_written(console, json_file)
+
+    entries = [_entry(run, place) for run, place in zip(runs, places, strict=True)]
+    answer(lambda: {"version": 1, "runs": entries}, json_file=json_file, draw=draw)
     return 0
 
 
-def _draw(runs: list[RegisteredRun], places: list[str | None]) -> None:
-    console = make_console(sys.stdout)
+def _draw(runs: list[RegisteredRun], places: list[str | None], *, console: Console) -> None:
     if not runs:
-        terminal.say(console, "No run is registered on this machine. Try it out with: trimtab demo")
+        say(console, "No run is registered on this machine. Try it out with: trimtab demo")
         return
     heads = [(plain(run.run_id), _started(run), plain(run.backend)) for run in runs]
-    # Two blanks behind every column.
-    others = sum(max(map(len, cells)) + 2 for cells in zip(("run", "started", "backend"), *heads, strict=True))
+    gap = 3 if console.width >= WIDE else 2
+    others = sum(max(map(len, cells)) + gap for cells in zip(("run", "started", "backend"), *heads, strict=True))
     room = max(console.width - others, MIN_WHERE)
-    table = terminal.make_table(
-        [("run", False), ("started", False), ("backend", False), ("where", False)], console=console
-    )
+    table = make_table([("run", False), ("started", False), ("backend", False), ("where", False)], console=console)
+    any_short = False
     for run, place, head in zip(runs, places, heads, strict=True):
         gone = "" if place is not None else "gone from "
-        where = _shortened(_named_here(place or run.path, run_id=run.run_id), length=room - len(gone))
+        whole = plain(_named_here(place or run.path, run_id=run.run_id))
+        where = _shortened(whole, length=room - len(gone))
+        any_short |= where != whole
         table.add_row(*map(Text, (*head, gone + where)))
-    console.print(table)
+    draw_table(table, console=console)
+    if any_short:
+        tell(console, "... stands for a part of a folder that does not fit; --json has it whole.")
 
 
 def _named_here(path: str, *, run_id: str) -> str:
@@ -79,9 +78,8 @@ def _named_here(path: str, *, run_id: str) -> str:
         return shown
 
 
-def _shortened(path: str, *, length: int) -> str:
-    """The path in printable ASCII, its middle left out where it is longer than `length`: its ends tell runs apart."""
-    text = plain(path)
+def _shortened(text: str, *, length: int) -> str:
+    """A path, its middle left out where it is longer than `length`: its ends tell runs apart."""
     if len(text) <= length:
         return text
     num_kept = length - len("...")

@@ -179,14 +179,14 @@ def _numbers(scalar: Any, typecode: Literal["q", "d"]) -> object:
     return array(typecode, np.asarray(values).astype(_DTYPES[typecode]).tobytes())
 
 
-def is_stream(dataset: object) -> bool:
-    """Whether rows come one after the other only; torch's `IterableDataset` inherits `__getitem__` all the same."""
-    return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
-
-
 def length_of(dataset: object) -> int | None:
-    """A dataset's length; None where it has none or does not tell."""
-    if not hasattr(type(dataset), "__len__"):
+    """A dataset's length; None for a stream, and where it does not tell.
+
+    torch's `IterableDataset` inherits `__getitem__` and may know a length: its rows come one after the other all the
+    same.
+    """
+    kind = type(dataset)
+    if not hasattr(kind, "__len__") or any(cls.__name__ == "IterableDataset" for cls in kind.__mro__):
         return None
     try:
         return len(dataset)  # type: ignore[arg-type]
@@ -194,23 +194,39 @@ def length_of(dataset: object) -> int | None:
         return None
 
 
+def is_stream(dataset: object) -> bool:
+    """Whether rows come one after the other only: there is no length to number them by."""
+    return length_of(dataset) is None
+
+
 def is_table_dataset(dataset: object) -> bool:
-    """Whether it is a Hugging Face Dataset: an Arrow table, and where it is a selection the rows that were selected."""
+    """Whether it is a Hugging Face Dataset: an Arrow table, and where it is a selection the rows that were selected.
+
+    What is looked at here and below is private to it, and known nowhere else: a test holds it in place.
+    """
     return isinstance(inspect.getattr_static(dataset, "_fingerprint", None), str) and (
         inspect.getattr_static(dataset, "_data", None) is not None
     )
 
 
-def is_selection(dataset: object) -> bool:
-    """Whether a Hugging Face Dataset is a selection or shuffle, which keeps `_indices` into its table."""
-    return inspect.getattr_static(dataset, "_indices", None) is not None
+def table_of(dataset: Any) -> Any:
+    """The Arrow table under a Hugging Face Dataset, whole, whatever the dataset is a selection of."""
+    return vars(dataset)["_data"]
+
+
+def selection_of(dataset: Any) -> Any | None:
+    """A table of one column: which row of its own table each row of a Hugging Face Dataset is.
+
+    None where rows are the table's, and for any other object.
+    """
+    return inspect.getattr_static(dataset, "_indices", None)
 
 
 def table_data(dataset: Any) -> TableData:
     """The rows of a Hugging Face Dataset as they lie in its table, past its format and transform."""
-    table, indices = vars(dataset)["_data"], vars(dataset).get("_indices")
+    indices = selection_of(dataset)
     return TableData(
-        table.to_batches(),
+        table_of(dataset).to_batches(),
         indices=indices.to_batches() if indices is not None else None,
         source=f"a {type(dataset).__name__} of {len(dataset)} rows",
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.dataset.data import SequenceData, is_selection, is_stream, is_table_dataset, length_of, table_data
+from trimtab.dataset.data import SequenceData, is_table_dataset, length_of, selection_of, table_data
 from trimtab.dataset.fingerprint import rows_fingerprint, sample_fingerprint
 from trimtab.dataset.table_files import IN_MEMORY, TableFiles, files_of
 
@@ -61,7 +61,7 @@ def describe(dataset: object) -> DatasetFacts:
     """
     if dataset is None:
         return DatasetFacts(None, None, _OWN_INDEX)
-    num_rows = None if is_stream(dataset) else length_of(dataset)
+    num_rows = length_of(dataset)
     if num_rows is None:
         return DatasetFacts(None, None, _STREAM_INDEX)
     if isinstance(dataset, list | tuple):
@@ -69,7 +69,7 @@ def describe(dataset: object) -> DatasetFacts:
     if not is_table_dataset(dataset):
         return DatasetFacts(num_rows, None, _INDEX)
     # The row number counts what the trainer sees.
-    row_index = _SELECTION_INDEX if is_selection(dataset) else _INDEX
+    row_index = _INDEX if selection_of(dataset) is None else _SELECTION_INDEX
     try:
         return DatasetFacts(num_rows, sample_fingerprint(table_data(dataset)), row_index, files_of(dataset))
     except Exception:  # noqa: BLE001 - a class that only looks like one, or a table on a disk that fails

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from trimtab.dataset.data import Data, TableData
+from trimtab.dataset.data import Data
 from trimtab.spelling import Speller, TooCostlyError, UnknownValueError
 
 MAX_FULL_PASS_ROWS: Final = 100_000
@@ -33,14 +33,6 @@ the clock: a fingerprint must not depend on how busy the machine was."""
 _SAMPLE_BUDGET: Final = 1 << 26
 """Likewise for the sample of a table, which is taken before training starts: 0.1 s. It holds 1,000 rows of 64 kB, 340
 rows of 8,192 tokens in three columns, or 65 rows of 1,000 columns."""
-
-
-def fingerprint_of(data: Data) -> str | None:
-    """What a run that trains on these rows writes into its log: a table's sample, else the rows of a list.
-
-    None where a row holds a type that has no spelling, or is too big.
-    """
-    return sample_fingerprint(data) if isinstance(data, TableData) else rows_fingerprint(data)
 
 
 def has_fingerprint(data: Data, fingerprint: str) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from trimtab.dataset.data import Data, UnreadableRowError
-from trimtab.dataset.fingerprint import fingerprint_of, has_fingerprint
+from trimtab.dataset.fingerprint import has_fingerprint
 from trimtab.dataset.opening import open_recorded
 from trimtab.errors import MissingExtraError, UsageError
 from trimtab.spelling import row_digest
@@ -21,7 +22,11 @@ from trimtab.values import RunHeader
 MAX_DIGESTED_ROWS: Final = 100_000
 """Rows in which those of a stream are looked for by their digests; a pass over short ones takes 2 s."""
 
-_DIGITS: Final = 12
+MAX_SHOWN_COLUMNS: Final = 8
+"""Columns named where data is not the run's."""
+
+MAX_SHOWN_CHARS: Final = 40
+"""Characters shown of such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,12 @@ def look_up(
         return _by_number(wanted, right)
     except UnreadableRowError as error:
         return FoundRows(withheld=str(error))
-    except (UsageError, MissingExtraError) as error:
-        return FoundRows(withheld=f"{error} Or pass --data" if is_recorded else str(error))
+    except MissingExtraError as error:
+        return FoundRows(withheld=f"{error}, or pass --data" if is_recorded else str(error))
+    except UsageError as error:
+        # A sentence of its own elsewhere; here a clause.
+        clause = str(error).removesuffix(".")
+        return FoundRows(withheld=f"{clause}; pass --data" if is_recorded else clause)
 
 
 def _is_of_run(data: Data, header: RunHeader) -> bool:
@@ -120,10 +129,19 @@ def _why_nothing(header: RunHeader, digests: Callable[[], Mapping[int, int]]) ->
 
 
 def _in_words(header: RunHeader, data: Data, *, is_recorded: bool) -> str:
-    recorded, own = header.dataset_fingerprint or "", fingerprint_of(data) or "unknown"
-    length = "" if header.num_rows is None else f", {header.num_rows} rows"
+    """How the data differs. Not by fingerprints: those of a list and of a table differ though the rows be the same."""
     advice = "; pass --data" if is_recorded else ""
+    if header.num_rows not in (None, data.num_rows):
+        return f"the run's dataset has {header.num_rows} rows, {data.source} has {data.num_rows}{advice}"
     return (
-        f"the run's dataset has the fingerprint {recorded[:_DIGITS]}{length}; "
-        f"{data.source} has {own[:_DIGITS]}, {data.num_rows} rows{advice}"
+        f"{data.source} has as many rows as the run's dataset, but other ones: values, order or columns differ "
+        f"({_first_row(data)}){advice}"
     )
+
+
+def _first_row(data: Data) -> str:
+    row = next(iter(data.rows([0])), None) if data.num_rows else None
+    if not isinstance(row, dict):
+        return f"its first row is of type {type(row).__name__}"
+    names = [str(name)[:MAX_SHOWN_CHARS] for name in islice(row, MAX_SHOWN_COLUMNS)]
+    return f"its first row has the columns {', '.join(names)}{', ...' if len(row) > len(names) else ''}"

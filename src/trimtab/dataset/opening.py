@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab.dataset.data import Data, SequenceData, is_stream, is_table_dataset, length_of, table_data
+from trimtab.dataset.data import Data, SequenceData, is_table_dataset, length_of, table_data
 from trimtab.dataset.row_files import open_row_file
 from trimtab.dataset.table_files import TableFiles, open_files, open_table
 from trimtab.errors import UsageError
@@ -33,7 +33,7 @@ def open_data(data: object) -> list[Data]:
     """
     if isinstance(data, str | os.PathLike):
         return _open_path(Path(data))
-    num_rows = None if is_stream(data) else length_of(data)
+    num_rows = length_of(data)
     if num_rows is None or not hasattr(type(data), "__getitem__"):
         raise UsageError(
             f"data is a {type(data).__name__}: a row is looked up by its number, which takes a length and rows by "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trimtab.dataset.data import TableData
+from trimtab.dataset.data import TableData, selection_of, table_of
 from trimtab.errors import MissingExtraError, UsageError
 
 MAX_NAMES: Final = 500
@@ -52,7 +52,7 @@ IN_MEMORY: Final = TableFiles()
 
 def files_of(dataset: Any) -> TableFiles:
     """The files of a Hugging Face Dataset; none where a part of it is in memory only, or there are too many to name."""
-    table, indices = vars(dataset)["_data"], vars(dataset).get("_indices")
+    table, indices = table_of(dataset), selection_of(dataset)
     paths, index_paths = _paths(table), () if indices is None else _paths(indices)
     if paths is None or index_paths is None:
         return IN_MEMORY

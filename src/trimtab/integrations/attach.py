@@ -1,7 +1,7 @@
 """`attach`: the one verb for a trainer that somebody else wrote.
 
-Finds out which host the trainer belongs to by the names of its classes, so that no framework is imported which the
-user has not imported already, and hands over to that host's file.
+Finds out which host the trainer belongs to by the package of its classes, so that no framework is imported which the
+user has not imported already, and hands over to that host's file, which knows its trainers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trimtab.errors import UsageError
 
-HOSTS: Final = {
-    ("trl", "SFTTrainer"): "trimtab.integrations.trl",
-    ("transformers", "Trainer"): "trimtab.integrations.hf",
-}
-"""Package and name of a class that a host's trainers are made of, and the module whose `attach_to` knows them."""
+HOSTS: Final = {"trl": "trimtab.integrations.trl", "transformers": "trimtab.integrations.hf"}
+"""Package that a host's trainers come from, and the module whose `attach_to` takes them or refuses."""
 
 if TYPE_CHECKING:
     from trimtab.guard import GuardConfig
@@ -61,14 +58,8 @@ def attach(
         run = trimtab.attach(trainer, guard=trimtab.GuardConfig(rule="robust"))
         trainer.train()
     """
-    origins = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__]
-    of_trl = next((name for package, name in origins if package == "trl"), "SFTTrainer")
-    if of_trl != "SFTTrainer":
-        raise UsageError(
-            f"Of TRL's trainers attach knows SFTTrainer, found {of_trl}, whose loss is made in another way: use "
-            "trimtab.Run in a loop of your own."
-        )
-    module = next((HOSTS[origin] for origin in origins if origin in HOSTS), None)
+    packages = (kind.__module__.partition(".")[0] for kind in type(trainer).__mro__)
+    module = next((HOSTS[package] for package in packages if package in HOSTS), None)
     if module is None:
         raise UsageError(
             "attach knows Hugging Face's Trainer and TRL's SFTTrainer, found "

@@ -8,11 +8,14 @@ while the trainer builds its loader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from trimtab.dataset import DatasetFacts
 from trimtab.integrations.hf_rows import id_book
 from trimtab.notices import say
 from trimtab.run import RunCore
@@ -32,25 +35,50 @@ class TrainingData:
         book: Ids of the rows; None where nothing is known beside their numbers, or nothing is recorded.
     """
 
-    def __init__(self, trainer: Any, *, row_id: str, record: bool, exclusion: Exclusion | None) -> None:
+    def __init__(self, trainer: Any, *, row_id: str, record: bool) -> None:
         """Knows the trainer; for the other arguments see `trimtab.attach`."""
-        self.exclusion = exclusion
+        self.exclusion: Exclusion | None = None
         self.rows: torch.Tensor | None = None
         self.book: IdBook | None = None
         self._trainer = trainer
         self._row_id = row_id
         self._record = record
 
+    @property
+    def dataset(self) -> object:
+        """The dataset that the row numbers index."""
+        return self._trainer.train_dataset
+
+    @property
+    def why_unknown(self) -> str:
+        """Why rows are not known, in words; empty where they are."""
+        return ""
+
+    @property
+    def recorded(self) -> str:
+        """What is recorded of the training, in words."""
+        return "rows, losses and steps of this Trainer"
+
+    def row_index(self, facts: DatasetFacts) -> str:
+        """What a row number indexes, in words."""
+        if facts.num_rows is not None:
+            return facts.row_index
+        return f"column {self._row_id!r} of the stream where it holds integers, else {facts.row_index}"
+
+    def leave_out(self, path: str | os.PathLike[str]) -> None:
+        """Leaves out of the training the rows that the file at `path` lists.
+
+        Raises:
+            UsageError: It is no drop list of this dataset.
+        """
+        self.exclusion = Exclusion(path, dataset=self._trainer.train_dataset)
+
     def build_loader(self, build: Callable[[], Any]) -> Any:
         """Lets the trainer build its training loader, over the remainder of its dataset if rows are left out."""
         if self.exclusion is None:
             return build()
-        whole = self._trainer.train_dataset
-        self._trainer.train_dataset = self.exclusion.remainder(whole)
-        try:
+        with standing_in(self._trainer, self.exclusion.remainder(self._trainer.train_dataset)):
             return build()
-        finally:
-            self._trainer.train_dataset = whole
 
     def tag_loader(self, loader: Any) -> None:
         """Makes the batches of a built loader carry their rows, and what travels with them; ids are told anew."""
@@ -86,6 +114,17 @@ class TrainingData:
         outcome = self.exclusion.outcome() if self.exclusion is not None else None
         if outcome is not None:
             say("hf", outcome)
+
+
+@contextmanager
+def standing_in(trainer: Any, dataset: Any) -> Iterator[None]:
+    """Puts `dataset` in the place of a trainer's `train_dataset`, which is put back afterwards."""
+    whole = trainer.train_dataset
+    trainer.train_dataset = dataset
+    try:
+        yield
+    finally:
+        trainer.train_dataset = whole
 
 
 def _is_over(loader: Any, dataset: Any) -> bool:

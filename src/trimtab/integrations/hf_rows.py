@@ -7,36 +7,32 @@ recorder's thread. Invariant: the dataset is only read, and never through a form
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.dataset.data import is_stream, is_table_dataset, selection_of
 from trimtab.torch.marks import name_of
 from trimtab.torch.row_ids import IdBook, NamedRows, StreamRows, ToldRows
 from trimtab.values import RowIds
-
-_MISSING: Final = object()
 
 
 def id_book(dataset: Any, *, row_id: str) -> IdBook | None:
     """The book for the rows of a trainer's dataset; None where nothing can be known beside their index.
 
-    A trainer that builds its loader over data of its own choice may have no dataset at all, or one that has no length.
-
     Args:
-        dataset: What the row numbers index.
+        dataset: What the row numbers index; None: a trainer that builds its loader over data of its own choice.
         row_id: Column with the user's own ids.
     """
-    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
+    if dataset is None:
+        return None
+    if is_stream(dataset):
         return StreamRows()
-    # Private, and the only place where a selection keeps which rows it is of: a test holds it in place.
-    indices = inspect.getattr_static(dataset, "_indices", _MISSING)
-    if indices is _MISSING:
-        return NamedRows(len(dataset)) if hasattr(dataset, "__len__") else None
+    if not is_table_dataset(dataset):
+        return NamedRows(len(dataset))
     named = row_id in dataset.column_names
-    return TableRows(dataset, row_id=row_id if named else None) if named or indices is not None else None
+    return TableRows(dataset, row_id=row_id if named else None) if named or selection_of(dataset) is not None else None
 
 
 class TableRows(IdBook):
@@ -51,11 +47,11 @@ class TableRows(IdBook):
             dataset: A selection, or one with ids, or both.
             row_id: Column with the user's own ids; None: it has none.
         """
-        self._indices = dataset._indices
+        self._selection = selection_of(dataset)
         self._ids = dataset.select_columns([row_id]).with_format("arrow") if row_id is not None else None
         self._told = ToldRows(len(dataset))
         self._table_rows: NDArray[np.int64] | None = None
-        selects = ("table_rows",) if self._indices is not None else ()
+        selects = ("table_rows",) if self._selection is not None else ()
         self._parts = (*selects, *(("names",) if row_id is not None else ()))
 
     @property
@@ -70,10 +66,10 @@ class TableRows(IdBook):
         return RowIds(rows, self._rows_of_table(rows), None, self._names(rows))
 
     def _rows_of_table(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        if self._indices is None:
+        if self._selection is None:
             return None
         if self._table_rows is None:
-            self._table_rows = self._indices.column(0).to_numpy()
+            self._table_rows = self._selection.column(0).to_numpy()
         return self._table_rows[rows].astype(np.int64)
 
     def _names(self, rows: NDArray[np.int64]) -> list[str | None] | None:

@@ -10,64 +10,40 @@ A document's loss is its own, also where packing has put it beside others or spl
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from typing import NoReturn
+from typing import Any, ClassVar
 
-from trimtab.dataset import DatasetFacts
 from trimtab.errors import UsageError
 from trimtab.integrations.hf import TrainerRun
-from trimtab.integrations.trl_tagging import SFTData, find_rows
+from trimtab.integrations.trl_data import SFTData
 from trimtab.integrations.trl_tap import SFTTap
-from trimtab.torch.exclusion import Exclusion
-from trimtab.values import RunHeader
 
 
 class SFTRun(TrainerRun):
     """A run whose loop is an SFTTrainer's."""
 
-    def _row_dataset(self) -> object:
-        self._found = find_rows(self._trainer)
-        # What has neither length nor rows is described as such, and `_row_index` says why.
-        return self._found if self._found.unknown else self._found.source
+    _backend: ClassVar[str] = "trl"
 
-    def _host_header(self) -> RunHeader:
-        return replace(super()._host_header(), backend="trl")
-
-    def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
-        if self._found.unknown:
-            return f"no rows: {self._found.unknown}"
-        return super()._row_index(facts, row_id)
-
-    def _read_exclusion(self, path: str | os.PathLike[str]) -> NoReturn:
-        raise UsageError(
-            f"exclude={os.fspath(path)} comes too late for an SFTTrainer, which made its sequences when it was built: "
-            "hand its constructor the dataset without those rows, dataset.select(...)."
-        )
-
-    def _new_data(self, *, row_id: str, record: bool, exclusion: Exclusion | None) -> SFTData:
-        return SFTData(self._trainer, self._found, row_id=row_id, record=record)
+    def _new_data(self, *, row_id: str, record: bool) -> SFTData:
+        return SFTData(self._trainer, row_id=row_id, record=record)
 
     def _new_tap(self) -> SFTTap:
         return SFTTap(self._trainer)
 
-    def _recorded(self) -> str:
-        if not self._found.unknown:
-            return "rows, losses and steps of this SFTTrainer"
-        return (
-            f"losses and steps of this SFTTrainer, not its rows ({self._found.unknown}: build it inside `with "
-            "trimtab.keep_row_ids():`)"
+
+def attach_to(trainer: Any, **settings: Any) -> SFTRun:
+    """What `trimtab.attach` calls for an object of TRL.
+
+    Args:
+        trainer: An `SFTTrainer`, also of a class of the user's own.
+        settings: Those of `attach`.
+
+    Raises:
+        UsageError: If it is another of TRL's trainers, also one that TRL builds on this one.
+    """
+    of_trl = next(kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] == "trl")
+    if of_trl != "SFTTrainer":
+        raise UsageError(
+            f"Of TRL's trainers attach knows SFTTrainer, found {of_trl}, whose loss is made in another way: use "
+            "trimtab.Run in a loop of your own."
         )
-
-    def _say_no_row_losses(self, why: str) -> None:
-        if self._found.unknown:  # said already, with what to do about it
-            why = self._found.unknown
-            if not self._said_no_row_losses:
-                self._said_no_row_losses = True
-                self._core.event("no_row_losses", {"why": why})
-            return
-        super()._say_no_row_losses(why)
-
-
-attach_to = SFTRun
-"""What `trimtab.attach` calls for a trainer of this host."""
+    return SFTRun(trainer, **settings)

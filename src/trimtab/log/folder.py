@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trimtab.errors import LogError, UsageError
+from trimtab.log.disk import write_whole
 from trimtab.log.frames import MAX_ATTEMPT
 from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
 from trimtab.log.parts import Part, list_parts, read_info
@@ -95,7 +96,7 @@ def create_run(out: str | os.PathLike[str], header: RunHeader) -> RunFolder:
             f"run {run_id} exists already in {path.parent}; nothing was overwritten. Choose another run_id, or "
             "continue that run"
         ) from error
-    _write_whole(path / HEADER_NAME, document)
+    write_whole(path / HEADER_NAME, document)
     return RunFolder(path, header)
 
 
@@ -143,7 +144,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def run_folders(out: str | os.PathLike[str]) -> list[Path]:
-    """Run folders under `<out>/trimtab`, newest last: by the start their header names, else by the file's time."""
+    """Run folders under `<out>/trimtab`, newest last: by the start their header names, then by the folder's time."""
     runs = Path(os.path.abspath(out)) / RUNS_NAME
     try:
         entries = sorted(runs.iterdir())
@@ -204,24 +205,14 @@ def _highest_attempt(part: Part) -> int:
         return highest
 
 
-def _started(path: Path) -> tuple[float, str]:
+def _started(path: Path) -> tuple[float, float, str]:
+    """When a run began, and when its folder was written: a log that was converted twice began once."""
     try:
         header, _ = read_header(path)
     except LogError:
         header = None
-    if header is not None and header.created:
-        return header.created, path.name
     try:
-        return path.stat().st_mtime, path.name
+        written = path.stat().st_mtime
     except OSError:
-        return 0.0, path.name
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that appears whole or not at all, also after a crash of the machine."""
-    draft = path.with_name(path.name + ".new")
-    with draft.open("xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
+        written = 0.0
+    return (header.created if header is not None else 0.0) or written, written, path.name

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import sys
 import time
@@ -23,15 +22,14 @@ from pathlib import Path
 from typing import Final
 
 from trimtab.errors import UsageError
+from trimtab.log.disk import NEW_SUFFIX, sync
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK, Block, pack_frame
-from trimtab.log.parts import NEW_SUFFIX
+from trimtab.log.parts import closed_journals
 
 if sys.platform != "win32":  # there, one writer is the user's promise
     import fcntl
 
 _SYNC_INTERVAL_S: Final = 1.0
-_NO_SYNC: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""What a file system says that cannot sync; one whose disk is broken says something else."""
 
 
 class JournalWriter:
@@ -209,19 +207,6 @@ class JournalWriter:
         self._fd = self._closed_fd = -1
 
 
-def sync(fd: int) -> None:
-    """Puts an open file, or a folder's list, on the disk; a file system that cannot is left to its own time.
-
-    Raises:
-        OSError: The disk failed.
-    """
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-
-
 def _open_locked(path: Path) -> int:
     """A descriptor of the file under this name, made if there is none, with the lock on it."""
     while True:
@@ -241,7 +226,7 @@ def _demand_no_other_writer(path: Path) -> None:
     """A writer in the middle of a rotation has its lock on a closed journal of the same rank."""
     if sys.platform == "win32":
         return
-    for closed in path.parent.glob(f"{glob.escape(path.stem)}.*{path.suffix}"):
+    for closed in closed_journals(path):
         fd = os.open(closed, os.O_RDONLY | os.O_NONBLOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -41,41 +41,59 @@ class JournalPart:
     """
 
     def __init__(self, path: Path, *, rank: int = 0, run_id: str | None = None, hold: bool = True) -> None:
-        self.journal = Journal(path, run_id=run_id, hold=hold)
+        self._journal = Journal(path, run_id=run_id, hold=hold)
         self.name = path.name
         self.rank = rank
 
     @property
+    def inode(self) -> tuple[int, int]:
+        """Device and inode of the file: what it is, whatever its name."""
+        return self._journal.inode
+
+    @property
     def size_bytes(self) -> int:
         """Size of the file when it was opened."""
-        return self.journal.size_bytes
+        return self._journal.size_bytes
 
     @property
     def has_rows(self) -> bool:
         """Whether any rows block is in it; reads up to the first."""
-        return next(self.journal.frames((KIND_ROWS,)), None) is not None
+        return next(self._journal.frames((KIND_ROWS,)), None) is not None
 
     def run_header(self) -> RunHeader | None:
         """What the first attempt header says of the run; reads the file through."""
-        self.journal.scan()
-        return self.journal.header
+        self._journal.scan()
+        return self._journal.header
 
     def has_records(self) -> bool:
         """Whether any row or step record is in it."""
-        return next(self.journal.frames((KIND_ROWS, KIND_STEPS)), None) is not None
+        return next(self._journal.frames((KIND_ROWS, KIND_STEPS)), None) is not None
 
     def notices(self) -> list[str]:
         """What was left out; reads what has not been read yet."""
-        self.journal.scan()
-        return self.journal.notices()
+        self._journal.scan()
+        return self._journal.notices()
+
+    def attempts(self) -> dict[int, RunHeader | None]:
+        """The attempts in it, and what the header of each says of the run; None where it was lost."""
+        found = dict(self._journal.attempts())
+        return dict.fromkeys(sorted(self._journal.attempt_numbers)) | found
 
     def row_blocks(
-        self, *, first_step: int | None = None, last_step: int | None = None, rows: NDArray[np.int64] | None = None
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
     ) -> Iterator[tuple[int, RowColumns]]:
-        """Row records in blocks of about 131,072, each with the byte up to which the file was read; of all rows."""
+        """Row records in blocks of about 131,072, each with the byte up to which the file was read; of all rows, whole.
+
+        A block is decoded as one piece, so that to leave anything out would save nothing.
+        """
         waiting: list[tuple[FrameHeader, MicroColumns]] = []
         num_waiting, end = 0, 0
-        frames = self.journal.frames((KIND_ROWS,), first_step=first_step, last_step=last_step)
+        frames = self._journal.frames((KIND_ROWS,), first_step=first_step, last_step=last_step)
         for header, columns in self._decoded(frames, lambda _, raw: decode_rows(raw)):
             waiting.append((header, columns))
             num_waiting += columns.row.size
@@ -92,22 +110,22 @@ class JournalPart:
         def decode(header: FrameHeader, raw: bytes) -> StepColumns:
             return decode_steps(raw, attempt=header.attempt, rank=header.rank)
 
-        for _, columns in self._decoded(self.journal.frames((KIND_STEPS,)), decode):
+        for _, columns in self._decoded(self._journal.frames((KIND_STEPS,)), decode):
             yield columns
 
     def event_blocks(self) -> Iterator[tuple[int, list[Event]]]:
         """Events, a block at a time, each with its size as JSON."""
-        for header, events in self._decoded(self.journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
+        for header, events in self._decoded(self._journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
             yield header.raw_size, events
 
     def events_by_attempt(self) -> Iterator[tuple[int, list[Event]]]:
         """Events, a block at a time, each with the attempt that recorded it."""
-        for header, events in self._decoded(self.journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
+        for header, events in self._decoded(self._journal.frames((KIND_EVENTS,)), lambda _, raw: decode_events(raw)):
             yield header.attempt, events
 
     def id_blocks(self) -> Iterator[IdColumns]:
         """Ids in the order handed over, a block at a time."""
-        for _, columns in self._decoded(self.journal.frames((KIND_IDS,)), lambda _, raw: decode_ids(raw)):
+        for _, columns in self._decoded(self._journal.frames((KIND_IDS,)), lambda _, raw: decode_ids(raw)):
             yield columns
 
     def _decoded(
@@ -116,12 +134,12 @@ class JournalPart:
         for header, payload in frames:
             raw = inflate(header, payload)
             if raw is None:
-                self.journal.refuse(header, "its compressed bytes are wrong or longer than it says")
+                self._journal.refuse(header, "its compressed bytes are wrong or longer than it says")
                 continue
             try:
                 decoded = decode(header, raw)
             except BadBlockError as error:
-                self.journal.refuse(header, str(error))
+                self._journal.refuse(header, str(error))
                 continue
             yield header, decoded
 

@@ -15,12 +15,17 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.disk import NEW_SUFFIX
 from trimtab.log.segment_info import INFO_NAME, MAX_INFO_SIZE, BadSegmentError, SegmentInfo, load_info
+from trimtab.values import Event, RunHeader
 
 SEGMENTS_NAME: Final = "segments"
-NEW_SUFFIX: Final = ".new"
 
 ACTIVE: Final = 1_000_000
 """The number of the journal that is being written: behind all others."""
@@ -46,6 +51,54 @@ class Part(NamedTuple):
     segment: Path | None = None
 
 
+class PartReader(Protocol):
+    """A part opened for reading, whether it was sealed or not; what was left out of it is said in `notices`."""
+
+    @property
+    def name(self) -> str:
+        """What notices call it."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that recorded it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its files when it was opened."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows were recorded into it."""
+
+    def run_header(self) -> RunHeader | None:
+        """What its first attempt header says of the run."""
+
+    def has_records(self) -> bool:
+        """Whether any row or step record is in it."""
+
+    def notices(self) -> list[str]:
+        """What was left out; reads what has not been read yet."""
+
+    def row_blocks(
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
+    ) -> Iterator[tuple[int, RowColumns]]:
+        """Row records in blocks, each with the number of bytes done; for the arguments see `Source.row_blocks`."""
+
+    def step_blocks(self, *, brief: bool = False) -> Iterator[StepColumns]:
+        """Step records in blocks; for `brief` see `Source.step_columns`."""
+
+    def id_blocks(self) -> Iterator[IdColumns]:
+        """Ids in the order handed over, in blocks."""
+
+    def event_blocks(self) -> Iterator[tuple[int, list[Event]]]:
+        """Events in blocks, each with its size as JSON."""
+
+
 def journal_name(rank: int, number: int = ACTIVE) -> str:
     """File name of a rank's journal: `rank-00000.journal`; of a closed one: `rank-00000.000001.journal`."""
     return f"rank-{rank:05d}.journal" if number == ACTIVE else f"rank-{rank:05d}.{number:06d}.journal"
@@ -66,6 +119,26 @@ def list_parts(path: Path) -> list[Part]:
     journals = {(rank, number): file for rank, number, file in _journals(path)}
     segments = {(rank, number): folder for rank, number, folder in _segments(path)}
     return [Part(*key, journals.get(key), segments.get(key)) for key in sorted({*journals, *segments})]
+
+
+def closed_journals(journal: Path) -> list[Path]:
+    """The closed journals, not deleted yet, of the rank whose journal is written at this path.
+
+    Raises:
+        OSError: The folder cannot be listed.
+    """
+    own = _JOURNAL.match(journal.name)
+    return [
+        file
+        for rank, number, file in _journals(journal.parent)
+        if own is not None and rank == int(own[1]) and number != ACTIVE
+    ]
+
+
+def is_newest(journal: Path) -> bool:
+    """Whether a journal, by its name, is the newest part of its rank: the one that an end of the run stands in."""
+    match = _JOURNAL.match(journal.name)
+    return match is not None and match[2] is None
 
 
 def next_number(path: Path, rank: int) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trimtab.errors import LogError
 from trimtab.log import folder, foreign, table
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.foreign.steps.metric_names import NAMES
 from trimtab.log.frames import MAGIC
 from trimtab.log.parts import SEGMENTS_NAME
 from trimtab.log.run_source import RunSource
@@ -28,6 +29,13 @@ _NUM_SHOWN: Final = 3
 
 _SHOWN_BYTES: Final = 40
 """First bytes of a file that an error tells."""
+
+_NUM_NAMES: Final = 3
+"""Names of a training loss, and of a gradient norm, that an error tells."""
+
+_METRIC_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
+_METRIC_MARKS: Final = (b",", b";", b"\t", b"{")
+"""One of these is in the first line of a file of metrics."""
 
 
 class Log:
@@ -44,6 +52,11 @@ class Log:
     def header(self) -> RunHeader:
         """What is known of the run."""
         return self._source.header
+
+    @property
+    def format(self) -> str:
+        """What it is: "run", "journal" (one of a run, read alone), or one of `trimtab.log.foreign.FORMATS`."""
+        return self._source.format
 
     @property
     def path(self) -> str:
@@ -70,10 +83,13 @@ class Log:
         first_step: int | None = None,
         last_step: int | None = None,
         rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks, as they were recorded; for the arguments see `trimtab.log.source.Source`."""
-        return self._source.row_blocks(first_step=first_step, last_step=last_step, rows=rows, progress=progress)
+        return self._source.row_blocks(
+            first_step=first_step, last_step=last_step, rows=rows, brief=brief, progress=progress
+        )
 
     def step_columns(self, *, brief: bool = False) -> StepColumns:
         """All step records, rank by rank, in the order recorded; for `brief` see `trimtab.log.source.Source`."""
@@ -176,7 +192,22 @@ def _source_of_file(place: Path) -> Source:
         return known.open_source(place)
     if not head.strip():
         raise LogError(f"{place}: the file is empty. The run may not have reached its first step.")
-    raise LogError(f"{place} begins with {head[:_SHOWN_BYTES]!r}, as no log that is known does. {_what_is_read()}")
+    raise LogError(
+        f"{place} begins with {head[:_SHOWN_BYTES]!r}, as no log that is known does{_names_wanted(place, head)}. "
+        f"{_what_is_read()}"
+    )
+
+
+def _names_wanted(place: Path, head: bytes) -> str:
+    """Of a file that looks like metrics: by which names they are known, as the end of a sentence."""
+    first_line = head.lstrip().partition(b"\n")[0]
+    if place.suffix.casefold() not in _METRIC_SUFFIXES or not any(mark in first_line for mark in _METRIC_MARKS):
+        return ""
+    losses, norms = (", ".join(NAMES[role][:_NUM_NAMES]) for role in ("loss", "grad_norm"))
+    return (
+        f": in metrics a column, or key, must be a training loss ({losses}, ..., or beside a step any that ends in "
+        f'"loss") or a gradient norm ({norms}, ...), and none of its names is one'
+    )
 
 
 def _contents(place: Path) -> str:
@@ -196,5 +227,6 @@ def _what_is_read() -> str:
     formats = ", ".join(foreign.FORMATS)
     return (
         f"Give a run folder ({folder.HEADER_NAME}, rank-*.journal, {SEGMENTS_NAME}), a file of it, an output folder "
-        f"(trimtab/<run>), or another tool's log: {formats} (in a folder: {files})."
+        f"(trimtab/<run>), or another tool's log: {formats} (in a folder: {files}; TensorBoard's event files; "
+        "checkpoint-*/trainer_state.json; version_*/metrics.csv; the only .csv or .jsonl with metrics)."
     )

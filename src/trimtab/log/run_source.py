@@ -18,7 +18,7 @@ from trimtab.errors import LogError
 from trimtab.log import folder
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.journal_part import JournalPart
-from trimtab.log.parts import ACTIVE, Part, list_parts, missing_numbers, other_files, read_info
+from trimtab.log.parts import ACTIVE, Part, PartReader, list_parts, missing_numbers, other_files, read_info
 from trimtab.log.segment_info import BadSegmentError, SegmentInfo
 from trimtab.values import Event, RunHeader
 
@@ -63,9 +63,10 @@ class RunSource:
         self._notices = [*(notices or []), *wrong]
         self._run_id = header.run_id if header is not None else None
         self._path = path if journal is None else journal
+        self._format = "run" if journal is None else "journal"
         self._database: duckdb.DuckDBPyConnection | None = None
         if journal is not None:
-            self._parts: list[JournalPart | SegmentPart] = [JournalPart(journal, run_id=self._run_id)]
+            self._parts: list[PartReader] = [JournalPart(journal, run_id=self._run_id)]
         else:
             self._parts = self._look(path)
         self._header = self._settle_header(header)
@@ -76,6 +77,11 @@ class RunSource:
     def header(self) -> RunHeader:
         """What `run.json` says, else what the first attempt header in a part says."""
         return self._header
+
+    @property
+    def format(self) -> str:
+        """Whether the whole run is read, or one journal of it."""
+        return self._format
 
     @property
     def path(self) -> str:
@@ -102,12 +108,13 @@ class RunSource:
         first_step: int | None = None,
         last_step: int | None = None,
         rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks of about 131,072, each of one rank; see `Source.row_blocks`."""
         done = 0
         for part in self._parts:
-            for end, columns in part.row_blocks(first_step=first_step, last_step=last_step, rows=rows):
+            for end, columns in part.row_blocks(first_step=first_step, last_step=last_step, rows=rows, brief=brief):
                 if progress is not None:
                     progress(done + end)
                 yield columns
@@ -148,7 +155,7 @@ class RunSource:
         """None: an attempt continues the run before it."""
         return ()
 
-    def _within_reason(self, part: JournalPart | SegmentPart, blocks: Iterator[tuple[int, _Block]]) -> Iterator[_Block]:
+    def _within_reason(self, part: PartReader, blocks: Iterator[tuple[int, _Block]]) -> Iterator[_Block]:
         """The blocks, given with what they take in memory, up to what a part of its size could honestly hold."""
         left = max(_FREE_BYTES, _BYTES_PER_BYTE * part.size_bytes)
         for size, block in blocks:
@@ -160,7 +167,7 @@ class RunSource:
                 return
             yield block
 
-    def _look(self, path: Path) -> list[JournalPart | SegmentPart]:
+    def _look(self, path: Path) -> list[PartReader]:
         """The parts at one moment: looked at anew if one was sealed, and its journal deleted, while we looked."""
         try:
             for _ in range(_MAX_LOOKS):
@@ -173,11 +180,11 @@ class RunSource:
             raise LogError(f"{path} cannot be listed: {error.strerror}") from error
         raise LogError(f"{path} changed {_MAX_LOOKS} times while it was listed; read it when the run has ended")
 
-    def _open_all(self, path: Path) -> list[JournalPart | SegmentPart] | None:
+    def _open_all(self, path: Path) -> list[PartReader] | None:
         """All parts, opened; None where they changed meanwhile."""
         parts = list_parts(path)
         hold = sum(part.journal is not None for part in parts) <= _MAX_HELD
-        opened: list[JournalPart | SegmentPart] = []
+        opened: list[PartReader] = []
         inodes: dict[int, tuple[int, int]] = {}
         for part in parts:
             try:
@@ -187,7 +194,7 @@ class RunSource:
                     return None
                 raise
             if isinstance(reader, JournalPart) and part.number == ACTIVE:
-                inodes[part.rank] = reader.journal.inode
+                inodes[part.rank] = reader.inode
             opened += [] if reader is None else [reader]
         # A rank whose newest journal is another file by now closed the one that we opened: it may stand in two places.
         after = list_parts(path)
@@ -202,7 +209,7 @@ class RunSource:
             self._notices.append(f"{lost}: their records are lost")
         return opened
 
-    def _open(self, part: Part, *, hold: bool) -> JournalPart | SegmentPart | None:
+    def _open(self, part: Part, *, hold: bool) -> PartReader | None:
         """The sealed segment of a part, else its journal; None where neither can be read, which is said."""
         if part.segment is not None:
             try:

@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 import numpy as np
@@ -23,24 +23,21 @@ from trimtab.errors import LogError
 from trimtab.log import parquet
 from trimtab.log.blocks import event_text
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
-from trimtab.log.journal import sync
+from trimtab.log.disk import NEW_SUFFIX, sync_path
 from trimtab.log.journal_part import JournalPart
-from trimtab.log.parquet import Kind
-from trimtab.log.parts import NEW_SUFFIX, SEGMENTS_NAME, Part, read_info, segment_name
+from trimtab.log.parquet_kinds import KINDS, Kind
+from trimtab.log.parts import SEGMENTS_NAME, Part, PartReader, read_info, segment_name
 from trimtab.log.planes import BadBlockError
 from trimtab.log.segment_info import (
     EVENTS_FILE,
-    IDS_FILE,
     INFO_NAME,
-    ROWS_FILE,
-    STEPS_FILE,
     BadSegmentError,
     FileInfo,
     Group,
     SegmentInfo,
     dump_info,
 )
-from trimtab.log.segment_part import KINDS, SegmentPart, crc_of, rest_crc
+from trimtab.log.segment_part import SegmentPart, crc_of, rest_crc
 from trimtab.values import Event
 
 PIECE_RECORDS: Final = 1 << 19
@@ -89,10 +86,10 @@ def seal(folder: Path, part: Part) -> Iterator[None]:
             yield from _compare(draft, held, database)
             database.close()
             for name in (*_written(draft), "."):
-                _sync(draft / name)
+                sync_path(draft / name)
             draft.rename(segment)
-            _sync(segment.parent)
-            _sync(folder)
+            sync_path(segment.parent)
+            sync_path(folder)
         else:
             held = _Sums()
             yield from held.add_all(journal)
@@ -129,10 +126,10 @@ class _Sums:
         self.num_records[EVENTS_FILE] = self.num_records.get(EVENTS_FILE, 0) + len(events)
         self._add_bytes(EVENTS_FILE, "", "".join(f"{event_text(event)}\n" for event in events).encode())
 
-    def add_all(self, part: JournalPart | SegmentPart) -> Iterator[None]:
+    def add_all(self, part: PartReader) -> Iterator[None]:
         """Adds all records of a part; yields between blocks. Raises `BadBlockError` if anything had to be left out."""
-        for name, blocks in _kinds_of(part):
-            for columns in blocks:
+        for name, kind in KINDS.items():
+            for columns in kind.blocks(part):
                 self.add(name, columns)
                 yield
         for _, events in part.event_blocks():
@@ -149,13 +146,7 @@ class _Sums:
         self._crcs[name, column] = zlib.crc32(data, self._crcs.get((name, column), 0))
 
 
-def _kinds_of(part: JournalPart | SegmentPart) -> Iterator[tuple[str, Iterator[_Records]]]:
-    yield ROWS_FILE, (columns for _, columns in part.row_blocks())
-    yield STEPS_FILE, part.step_blocks()
-    yield IDS_FILE, part.id_blocks()
-
-
-def _demand_nothing_left_out(part: JournalPart | SegmentPart) -> None:
+def _demand_nothing_left_out(part: PartReader) -> None:
     found = part.notices()
     if found:
         raise BadBlockError(found[0])
@@ -175,28 +166,28 @@ def _fill(
     """Writes the files of a segment, `segment.json` last."""
     _demand_nothing_left_out(journal)  # before any work; blocks that do not hold together are found by decoding them
     yield
-    for name, blocks in _kinds_of(journal):
-        pieces = _pieces(blocks)
+    for name, kind in KINDS.items():
+        pieces = _pieces(kind.blocks(journal))
         columns = next(pieces, None)
         drafts: list[Path] = []
         while columns is not None:
             held.add(name, columns)
             following = next(pieces, None)
             if following is None and not drafts:
-                parquet.write(database, KINDS[name], columns, draft / name)
+                parquet.write(database, kind, columns, draft / name)
             else:
                 drafts.append(draft / f"{name}.{len(drafts)}")
-                parquet.write(database, KINDS[name], columns, drafts[-1], compression="uncompressed")
+                parquet.write(database, kind, columns, drafts[-1], compression="uncompressed")
             columns = following
             yield
         if drafts:
-            parquet.join(database, KINDS[name], drafts, draft / name)
+            parquet.join(database, kind, drafts, draft / name)
             for file in drafts:
                 file.unlink()
             yield
     events = _write_events(draft / EVENTS_FILE, journal, held)
     _demand_nothing_left_out(journal)
-    files = {name: _layout(draft / name, KINDS[name], database) for name in KINDS if held.num_records.get(name)}
+    files = {name: _layout(draft / name, kind, database) for name, kind in KINDS.items() if held.num_records.get(name)}
     if events:
         files[EVENTS_FILE] = FileInfo(events[-1].end, 0, tuple(events))
     run = journal.run_header()
@@ -205,7 +196,7 @@ def _fill(
         rank=part.rank,
         number=part.number,
         has_rows=journal.has_rows,
-        attempts=dict.fromkeys(sorted(journal.journal.attempt_numbers)) | dict(journal.journal.attempts()),
+        attempts=journal.attempts(),
         files=files,
     )
     (draft / INFO_NAME).write_bytes(dump_info(info))
@@ -258,7 +249,7 @@ def _append_lines(path: Path, lines: list[bytes], steps: list[int]) -> Group:
     return Group(offset, len(data), zlib.crc32(data), len(lines), min(steps), max(steps))
 
 
-def _layout(path: Path, kind: Kind, database: duckdb.DuckDBPyConnection) -> FileInfo:
+def _layout(path: Path, kind: Kind[Any], database: duckdb.DuckDBPyConnection) -> FileInfo:
     """Where the row groups of a file are, what steps they hold, and the checksums of their bytes."""
     with path.open("rb") as file:
         fd = file.fileno()
@@ -274,12 +265,3 @@ def _layout(path: Path, kind: Kind, database: duckdb.DuckDBPyConnection) -> File
 
 def _written(draft: Path) -> list[str]:
     return sorted(entry.name for entry in draft.iterdir() if entry.is_file())
-
-
-def _sync(path: Path) -> None:
-    """Puts a file, or what stands in a folder, on the disk; a file system that cannot is left to its own time."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)

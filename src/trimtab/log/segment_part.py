@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,18 +23,15 @@ from trimtab.log import parquet
 from trimtab.log.blocks import MAX_EVENTS_BYTES, decode_events
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.damage import MAX_LINES
-from trimtab.log.parquet import Columns, Kind
+from trimtab.log.parquet_kinds import IDS, KINDS, ROWS, STEPS, Columns, Kind
 from trimtab.log.parts import SEGMENTS_NAME
 from trimtab.log.planes import BadBlockError
-from trimtab.log.segment_info import EVENTS_FILE, IDS_FILE, ROWS_FILE, STEPS_FILE, FileInfo, Group, SegmentInfo
+from trimtab.log.segment_info import EVENTS_FILE, IDS_FILE, STEPS_FILE, FileInfo, Group, SegmentInfo
 from trimtab.text import plain
 from trimtab.values import Event, RunHeader
 
 _CHUNK: Final = 1 << 20
-KINDS: Final[dict[str, Kind]] = {ROWS_FILE: parquet.ROWS, STEPS_FILE: parquet.STEPS, IDS_FILE: parquet.IDS}
-"""What stands in which Parquet file."""
-
-_NOUNS: Final = {ROWS_FILE: "row records", STEPS_FILE: "step records", IDS_FILE: "ids", EVENTS_FILE: "events"}
+_NOUNS: Final = {name: kind.noun for name, kind in KINDS.items()} | {EVENTS_FILE: "events"}
 _READ_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 )
@@ -95,20 +91,24 @@ class SegmentPart:
         return [*lines[:MAX_LINES], *([f"{self.name}: {more} more damaged places"] if more > 0 else [])]
 
     def row_blocks(
-        self, *, first_step: int | None = None, last_step: int | None = None, rows: NDArray[np.int64] | None = None
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
     ) -> Iterator[tuple[int, RowColumns]]:
         """Row records, a row group at a time, each with the number of bytes done."""
-        read = partial(parquet.read_rows, rank=self.info.rank, rows=rows)
-        yield from self._blocks(ROWS_FILE, read, first_step=first_step, last_step=last_step)
+        yield from self._blocks(ROWS, first_step=first_step, last_step=last_step, rows=rows, brief=brief)
 
     def step_blocks(self, *, brief: bool = False) -> Iterator[StepColumns]:
         """Step records, a row group at a time."""
-        for _, columns in self._blocks(STEPS_FILE, partial(parquet.read_steps, rank=self.info.rank, brief=brief)):
+        for _, columns in self._blocks(STEPS, brief=brief):
             yield columns
 
     def id_blocks(self) -> Iterator[IdColumns]:
         """Ids in the order handed over, a row group at a time."""
-        for _, columns in self._blocks(IDS_FILE, parquet.read_ids):
+        for _, columns in self._blocks(IDS):
             yield columns
 
     def event_blocks(self) -> Iterator[tuple[int, list[Event]]]:
@@ -130,22 +130,37 @@ class SegmentPart:
 
     def _blocks(
         self,
-        name: str,
-        read: Callable[[duckdb.DuckDBPyConnection, str, int, int], Columns],
+        kind: Kind[Columns],
         *,
         first_step: int | None = None,
         last_step: int | None = None,
+        rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
     ) -> Iterator[tuple[int, Columns]]:
         """What the row groups of one file hold, each with its last byte; one that does not hold together is noted."""
+        name = kind.file
         for stretch in self._good(name, first_step=first_step, last_step=last_step):
+            first, group = stretch
             try:
                 with self._open(name) as fd:
                     file = spelled(self._path / name, fd)
-                    columns = read(self._database, file, stretch.first, stretch.group.num_records)
+                    columns = parquet.read(
+                        self._database,
+                        kind,
+                        file,
+                        first,
+                        group.num_records,
+                        rank=self.rank,
+                        first_step=first_step,
+                        last_step=last_step,
+                        rows=rows,
+                        brief=brief,
+                    )
             except (BadBlockError, duckdb.Error, OSError) as error:
                 self._refuse(name, stretch, error)
                 continue
-            yield stretch.group.end, columns
+            if columns.num_records:
+                yield group.end, columns
 
     def _good(self, name: str, *, first_step: int | None = None, last_step: int | None = None) -> Iterator[_Stretch]:
         """The groups of a file that overlap the steps and whose checksum is right; each is looked at once."""

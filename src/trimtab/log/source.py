@@ -24,6 +24,10 @@ class Source(Protocol):
         """What is known of the run."""
 
     @property
+    def format(self) -> str:
+        """What it is: "run", "journal" (one of a run, read alone), or one of `trimtab.log.foreign.FORMATS`."""
+
+    @property
     def path(self) -> str:
         """What was read: a run folder or a file."""
 
@@ -44,14 +48,17 @@ class Source(Protocol):
         first_step: int | None = None,
         last_step: int | None = None,
         rows: NDArray[np.int64] | None = None,
+        brief: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[RowColumns]:
         """Row records in blocks of one record or more, as they were recorded, rank by rank; memory stays bounded.
 
         Args:
-            first_step: Blocks wholly before this step may be left out; the caller still filters.
-            last_step: Blocks wholly behind this step may be left out likewise.
+            first_step: Records before this step may be left out; the caller still filters.
+            last_step: Records behind this step may be left out likewise.
             rows: (N,) if given, only these rows are asked for: records of others may be left out likewise.
+            brief: Only what the loss of a step is made of is asked for, the loss and tokens of each row and whether its
+                micro-batch was kept: `micro`, `row` and `reason` may be left at 0.
             progress: Called now and then with the number of bytes done.
 
         Raises:

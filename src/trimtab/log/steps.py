@@ -14,10 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.log.columns import RowColumns, StepColumns
+from trimtab.log.folding import folded
 from trimtab.values import STEP_REASONS
 
 PENDING_LIMIT = 1 << 18
 """Partial sums held before they are folded into one a step; 256 k x 60 bytes."""
+
+MAX_DIFFERENCE: Final = 0.1
+"""Part of a step's loss by which what the run reported may differ from it: a run that weighs its micro-batches alike,
+or rounds, reports another mean of the same rows."""
+
+MIN_DIFFERENCE: Final = 1e-3
+"""Loss by which they must differ besides: rounding, where a model knows its data by heart."""
 
 WEIGHTY_TOKENS: Final = 16
 """Supervised tokens from which the mean loss of a row says something of the row: the mean over two or three tokens is
@@ -60,18 +68,21 @@ class StepSums(NamedTuple):
 class StepLines(NamedTuple):
     """One line an attempt and step, ascending: what `Log.steps()` shows, before it is a table.
 
-    A field that nobody recorded is NaN, -1 (`clipped`, `stepped`) or `UNKNOWN_REASON` (`reason`).
+    A field that nobody recorded is NaN, -1 (`num_tokens`, `clipped`, `stepped`) or `UNKNOWN_REASON` (`reason`).
 
     Attributes:
         attempt: (S,) int32.
         step: (S,) int64.
         loss: (S,) float64; NaN without supervised tokens, and where the loss was NaN.
         has_loss: (S,) bool, tells the two apart.
-        num_tokens: (S,) int64, over all ranks.
+        num_tokens: (S,) int64, over all ranks; -1 where nobody counted them.
         num_records: (S,) int64 row records.
         num_empty: (S,) int64 row records without supervised tokens.
         num_left_out: (S,) int64, as in `StepSums`.
         top_loss: (S,) float64, likewise.
+        is_reported: (S,) bool, whether `loss` is what the run reported though the step has rows: these were recorded
+            without what each of them cost, or do not hold all tokens that the run counted.
+        differs: (S,) bool, whether the run reported another loss than that of the rows, by more than `MAX_DIFFERENCE`.
         finite: (S,) bool, False where there is a loss and it is NaN or infinite.
         grad_norm: (S,) float64, of the lowest rank that measured it, one whose norm is not finite before all others.
         has_grad_norm: (S,) bool.
@@ -92,6 +103,8 @@ class StepLines(NamedTuple):
     num_empty: NDArray[np.int64]
     num_left_out: NDArray[np.int64]
     top_loss: NDArray[np.float64]
+    is_reported: NDArray[np.bool_]
+    differs: NDArray[np.bool_]
     finite: NDArray[np.bool_]
     grad_norm: NDArray[np.float64]
     has_grad_norm: NDArray[np.bool_]
@@ -105,26 +118,15 @@ class StepLines(NamedTuple):
 
 def step_sums(blocks: Iterable[RowColumns]) -> StepSums:
     """Sums the row records of each attempt and step, in whatever order they come."""
-    pending: list[StepSums] = []
-    num_pending, limit = 0, PENDING_LIMIT
-    for block in blocks:
-        if not block.num_records:
-            continue
-        pending.append(_sum_block(block))
-        num_pending += pending[-1].step.size
-        if num_pending > limit:
-            pending = [_fold(pending)]
-            num_pending = pending[0].step.size
-            # The folded part is one entry a step; folding again before it doubled would cost quadratic time.
-            limit = max(PENDING_LIMIT, 2 * num_pending)
-    return _fold(pending)
+    return folded((_sum_block(block) for block in blocks if block.num_records), _fold, limit=PENDING_LIMIT)
 
 
 def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
     """Row sums and step records, one line an attempt and step; the lowest rank's record speaks for its step.
 
-    Where no rows were recorded, or rows without what each of them cost, the loss is the one that the records report:
-    ranks report the same mean or their own, weighted by tokens both come out right. 0 tokens and NaN are no loss.
+    Where no rows were recorded, or rows that do not hold all tokens which the records count, the loss is the one that
+    the records report: ranks report the same mean or their own, weighted by tokens both come out right. 0 tokens and
+    NaN are no loss. What the guard left out is in no reported loss, so of such a step the rows that are known speak.
     """
     records = _last_of_each_rank(records)
     attempt, step, from_rows, from_record = _join(sums, records)
@@ -138,15 +140,25 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         return column
 
     num_tokens = fill(sums.num_tokens, 0, where=from_rows).copy()
+    num_records = fill(sums.num_records, 0, where=from_rows)
+    num_left_out = fill(sums.num_left_out, 0, where=from_rows)
     loss = fill(_mean(sums.loss_sum, sums.num_tokens.astype(np.float64)), np.nan, where=from_rows)
     has_loss = num_tokens > 0
+    is_reported, differs = np.zeros(num_lines, np.bool_), np.zeros(num_lines, np.bool_)
 
-    if not has_loss.all():
-        speaks = np.bincount(from_record[records.num_tokens != 0], minlength=num_lines) > 0
-        by_record = ~has_loss & (speaks | (sums.step.size == 0))
+    if records.num_records:
         reported = _reported(records, from_record, num_lines=num_lines)
-        for column, said in zip((loss, has_loss, num_tokens), reported, strict=True):
-            column[by_record] = said[by_record]
+        comparable = has_loss & reported.has_loss & (num_left_out == 0)
+        is_short = comparable & (reported.num_tokens > num_tokens)
+        differs = comparable & ~is_short & differ(reported.loss, loss)
+        by_record = is_short
+        if not has_loss.all():
+            speaks = np.bincount(from_record[records.num_tokens != 0], minlength=num_lines) > 0
+            by_record = is_short | (~has_loss & (speaks | (sums.step.size == 0)))
+        if by_record.any():
+            for column, said in zip((loss, has_loss, num_tokens), reported, strict=True):
+                column[by_record] = said[by_record]
+            is_reported = by_record & has_loss & (num_records > 0)
 
     grad_norm, has_grad_norm = np.full(num_lines, np.nan), np.zeros(num_lines, np.bool_)
     for speaks in (records.has_grad_norm, records.has_grad_norm & ~np.isfinite(records.grad_norm)):
@@ -159,10 +171,12 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         loss=loss,
         has_loss=has_loss,
         num_tokens=num_tokens,
-        num_records=fill(sums.num_records, 0, where=from_rows),
+        num_records=num_records,
         num_empty=fill(sums.num_empty, 0, where=from_rows),
-        num_left_out=fill(sums.num_left_out, 0, where=from_rows),
+        num_left_out=num_left_out,
         top_loss=fill(sums.top_loss, -np.inf, where=from_rows),
+        is_reported=is_reported,
+        differs=differs,
         finite=~has_loss | np.isfinite(loss),
         grad_norm=grad_norm,
         has_grad_norm=has_grad_norm,
@@ -221,21 +235,47 @@ def _reduce(sums: StepSums) -> StepSums:
     return StepSums._make((sums.attempt[starts], sums.step[starts], *added, top_loss))
 
 
-def _reported(
-    records: StepColumns, line: NDArray[np.int64], *, num_lines: int
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
-    """What step records say of each line: its loss, whether it has one, and its tokens."""
+class _Reported(NamedTuple):
+    """What step records say of each line (S): its loss, whether it has one, and its tokens, -1 if nobody counted."""
+
+    loss: NDArray[np.float64]
+    has_loss: NDArray[np.bool_]
+    num_tokens: NDArray[np.int64]
+
+
+def _reported(records: StepColumns, line: NDArray[np.int64], *, num_lines: int) -> _Reported:
     counted = np.maximum(records.num_tokens, 0)
-    num_tokens = np.bincount(line, weights=counted, minlength=num_lines).astype(np.int64)
     # -1: nobody counted, the loss stands as it is. 0 and NaN: the mean over no tokens, which is no loss.
-    nothing = (records.num_tokens == 0) & np.isnan(records.loss)
-    known = ~nothing & ~np.isin(records.reason, _NOTHING_MEASURED)
+    known = (records.num_tokens != 0) | ~np.isnan(records.loss)
+    for code in _NOTHING_MEASURED:
+        known &= records.reason != code
+    if line.size == num_lines and np.all(line[1:] > line[:-1]):  # one record a line: nothing to add up
+        return _Reported(np.where(known, records.loss, np.nan), known, np.maximum(records.num_tokens, -1))
+    num_tokens = np.bincount(line, weights=counted, minlength=num_lines).astype(np.int64)
+    is_uncounted = np.bincount(line[records.num_tokens < 0], minlength=num_lines) > 0
+    num_tokens[is_uncounted & (num_tokens == 0)] = -1
     # Where tokens were not counted, every rank weighs alike.
     weight = np.where(records.num_tokens > 0, records.num_tokens, 1).astype(np.float64)[known]
     weights = np.bincount(line[known], weights=weight, minlength=num_lines)
     with np.errstate(invalid="ignore", over="ignore"):
         weighted = np.bincount(line[known], weights=records.loss[known] * weight, minlength=num_lines)
-    return _mean(weighted.astype(np.float64), weights.astype(np.float64)), weights > 0, num_tokens
+    return _Reported(_mean(weighted.astype(np.float64), weights.astype(np.float64)), weights > 0, num_tokens)
+
+
+def differ(reported: NDArray[np.float64], loss: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether what was reported is another loss; of two that are not finite never.
+
+    Args:
+        reported: (N,) losses.
+        loss: (N,) what they are compared with.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart, bound = reported - loss, np.abs(loss)
+        np.abs(apart, out=apart)
+        bound *= MAX_DIFFERENCE
+        near = apart <= np.maximum(bound, MIN_DIFFERENCE, out=bound)
+    differ: NDArray[np.bool_] = ~near & (np.isfinite(reported) | np.isfinite(loss))
+    return differ
 
 
 class _Joined(NamedTuple):

@@ -65,7 +65,7 @@ _STEPS: Final = (
     _Column("attempt"),
     _Column("step"),
     _Column("loss", missing="not has_loss", sql=_or_nan("loss")),
-    _Column("num_tokens"),
+    _Column("num_tokens", missing="num_tokens < 0"),
     _Column("finite"),
     _Column("grad_norm", missing="not has_grad_norm", sql=_or_nan("grad_norm")),
     _Column("clipped", missing="clipped < 0", sql="clipped = 1"),
@@ -140,8 +140,8 @@ class Table:
     def numpy(self) -> dict[str, NDArray[Any]]:
         """A dict of arrays, one a column. Texts are `object` arrays of `str`.
 
-        What is missing is NaN in float columns, -1 in `clipped` and `stepped` (int8: 1, 0, -1) and in `table_row`, 0 in
-        `digest`, None in `name`, "" in other texts.
+        What is missing is NaN in float columns, -1 in `clipped` and `stepped` (int8: 1, 0, -1), in `table_row` and in a
+        step's `num_tokens`, 0 in `digest`, None in `name`, "" in other texts.
         """
         chunks = list(self._chunks())
         joined = {column.name: np.concatenate([chunk[column.name] for chunk in chunks]) for column in self._columns}
@@ -188,7 +188,7 @@ def steps_table(source: Source) -> Table:
     """One line an attempt and step, ascending."""
 
     def chunks() -> Iterator[Chunk]:
-        yield step_lines(step_sums(source.row_blocks()), source.step_columns())._asdict()
+        yield step_lines(step_sums(source.row_blocks(brief=True)), source.step_columns())._asdict()
 
     return Table(_STEPS, chunks)
 

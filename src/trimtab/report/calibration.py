@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trimtab.calibration.values import Calibration, Outcome
-from trimtab.report.terminal import WIDE, make_table, say
+from trimtab.report.lines import WIDE, draw_table, make_table, say, tell
 from trimtab.text import plain
 
 _UNITS = {"micro": ("micro-batch", "micro-batches"), "step": ("step", "steps")}
@@ -32,16 +32,18 @@ def render(calibration: Calibration, *, console: Console) -> None:
     say(console, "")
 
     _draw_outcomes(calibration, console=console)
-    say(console, _MARKS)
+    tell(console, _MARKS)
+    if console.width < WIDE:
+        tell(console, f"In {WIDE} characters or more also: skips in a row, first skipped steps; --json has them")
     say(console, "")
-    say(console, calibration.reason)
+    tell(console, calibration.reason)
     if calibration.recommended is not None:
         say(console, "")
         say(console, f"    {calibration.recommended.code}", style="bold")
     if calibration.notices:
         say(console, "")
     for notice in calibration.notices:
-        say(console, f"Note: {plain(notice)}")
+        tell(console, f"Note: {plain(notice)}")
 
 
 def _what_was_judged(calibration: Calibration) -> str:
@@ -56,7 +58,7 @@ def _what_was_judged(calibration: Calibration) -> str:
 
 def _draw_outcomes(calibration: Calibration, *, console: Console) -> None:
     """Settings line by line; on a narrow console without what is looked at last."""
-    headings = ["", "rule", "setting", "window", "spikes", "share", "caught", "others", "lock-ups"]
+    headings = ["", "rule", "setting", "window", "skips", "share", "caught", "others", "lock-ups"]
     if console.width >= WIDE:
         headings[-1:] = ["in a row", "lock-ups", "first at"]
     left = ("", "rule", "first at")
@@ -66,7 +68,7 @@ def _draw_outcomes(calibration: Calibration, *, console: Console) -> None:
         chosen = outcome == calibration.recommended
         cells[""] = f"{'>' if chosen else ''}{'*' if outcome.is_default else ''}"
         table.add_row(*(Text(cells[name], style="bold" if chosen else "") for name in headings))
-    console.print(table)
+    draw_table(table, console=console)
 
 
 def _cells(outcome: Outcome, *, num_findings: int) -> dict[str, str]:
@@ -77,7 +79,7 @@ def _cells(outcome: Outcome, *, num_findings: int) -> dict[str, str]:
         "rule": settings["rule"],
         "setting": f"x{settings['multiplier']:g}" if is_mean else f"k={settings['k']:g}",
         "window": str(settings["window_size"]),
-        "spikes": f"{outcome.num_spikes:,}",
+        "skips": f"{outcome.num_spikes:,}",
         "share": f"{100 * outcome.share:.3f} %",
         "caught": f"{outcome.num_caught} of {num_findings}" if num_findings else "-",
         "others": f"{outcome.num_others:,}",

@@ -28,7 +28,7 @@ def headline(findings: Findings) -> list[str]:
         return lines if is_finding else [*lines, f"Step {step} is not a spike."]
     if not is_finding:
         return [f"Step {step} is not a spike; its largest row is {row}"]
-    return [*_why_this_step(findings), row, *_what_to_do(findings)]
+    return [*_why_this_step(findings), row, *_what_to_do(findings), *_neighbours(findings)]
 
 
 def _what_to_do(findings: Findings) -> list[str]:
@@ -41,6 +41,15 @@ def _what_to_do(findings: Findings) -> list[str]:
         return [f"No single row made step {step}: look at its rows together."]
     # Said already where the norm is why the step was chosen.
     return [] if findings.step_reason == "grad_norm_before" else [_suspects(findings)]
+
+
+def _neighbours(findings: Findings) -> list[str]:
+    """Rows that are not finite because they share a sequence with one that made it so."""
+    if findings.blame is None or findings.blame.reason != "never_finite":
+        return []
+    num_others = findings.num_nonfinite_rows - len(findings.blame.rows)
+    which = "1 other such row was" if num_others == 1 else f"{num_others} other such rows were"
+    return [f"The {which} finite in another step: packed into one sequence, a NaN goes through all of its rows."]
 
 
 def _only_row(findings: Findings) -> str:
@@ -65,7 +74,7 @@ def _suspects(findings: Findings) -> str:
 
 
 def _row_in_words(row: RowShare, *, step: int, num_nonfinite: int) -> str:
-    which = f"row {row.row}" if row.name is None else f"row {row.row} (id {plain(row.name)[:MAX_NAME_CHARS]})"
+    which = f"row {row.row}" if row.name is None else f"row {row.row} (id {_shown(row.name)})"
     if row.loss is None:
         return f"{which}: no supervised tokens in step {step}"
     tokens = "1 token" if row.tokens == 1 else f"{row.tokens} tokens"
@@ -79,3 +88,9 @@ def _row_in_words(row: RowShare, *, step: int, num_nonfinite: int) -> str:
     if row.share is None:
         return f"{which}: loss {row.loss:.5g} in step {step}, {tokens}"
     return f"{which}: {row.share:.0%} of step {step}'s loss, {tokens}"
+
+
+def _shown(name: str) -> str:
+    """An id in printable ASCII; of a long one the start, marked as such."""
+    text = plain(name)
+    return text if len(text) <= MAX_NAME_CHARS else text[: MAX_NAME_CHARS - 3] + "..."

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trimtab.analysis.row_history import RowHistory, Visit
 from trimtab.dataset.row_text import RowText
-from trimtab.report.terminal import make_table, number, say
+from trimtab.report.lines import draw_table, make_table, number, say, tell
 from trimtab.text import MAX_CHARACTERS, plain
 
 MAX_FIELD_CHARS: Final = 100_000
@@ -23,7 +23,13 @@ _INDENT: Final = "    "
 
 
 def render_row(
-    history: RowHistory, *, text: RowText | None, repetition: float | None, withheld: str | None, console: Console
+    history: RowHistory,
+    *,
+    text: RowText | None,
+    repetition: float | None,
+    source: str | None,
+    withheld: str | None,
+    console: Console,
 ) -> None:
     """Draws a row.
 
@@ -31,6 +37,7 @@ def render_row(
         history: Where it occurred.
         text: What it says; None where it is not at hand.
         repetition: How repetitive it is; None likewise.
+        source: Where it was read, as words; None likewise.
         withheld: Why it is not at hand; None where it is, or was not asked for.
         console: Where to draw.
     """
@@ -38,12 +45,13 @@ def render_row(
     _draw_visits(history, console=console)
     if withheld is not None:
         say(console, "")
-        say(console, f"Preview withheld: {plain(withheld)}")
+        tell(console, f"Preview withheld: {plain(withheld)}")
     if text is None:
         return
     say(console, "")
     fields = "1 field" if len(text.fields) == 1 else f"{len(text.fields)} fields"
-    say(console, f"{fields}, repetition {number(repetition)}")
+    read = "" if source is None else f"; read from {plain(source)}"
+    tell(console, f"{fields}, repetition {number(repetition)}{read}")
     for name, content in text.fields:
         _draw_field(name, content, console=console)
 
@@ -60,7 +68,9 @@ def _draw_visits(history: RowHistory, *, console: Console) -> None:
         say(console, "It occurs nowhere in this log.")
         return
     times = "once" if history.count == 1 else f"{history.count} times"
-    say(console, f"It occurs {times}; mean loss {number(history.mean_loss)}{_extremes(history)}.")
+    if history.num_steps < history.count:
+        times += f" in {history.num_steps} step{'' if history.num_steps == 1 else 's'}"
+    tell(console, f"It occurs {times}; mean loss {number(history.mean_loss)}{_extremes(history)}.")
     if history.visits_left_out:
         say(console, f"The last {len(history.visits)}:")
     say(console, "")
@@ -69,7 +79,7 @@ def _draw_visits(history: RowHistory, *, console: Console) -> None:
         loss = "no supervised tokens" if visit.loss is None else number(visit.loss)
         left_out = "left out by the guard" if visit.left_out else ""
         table.add_row(*map(Text, (str(visit.step), loss, str(visit.tokens), left_out)))
-    console.print(table)
+    draw_table(table, console=console)
 
 
 def _extremes(history: RowHistory) -> str:

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from trimtab.findings import Findings, RowShare, Spike
 from trimtab.report.headline import headline
+from trimtab.report.lines import WIDE, draw_table, make_table, number, percent, say, shortened, tell, width_of
 from trimtab.text import plain
-from trimtab.values import json_number
 
 MAX_SPIKES = 20
 """Findings listed."""
 
-WIDE = 96
-"""Characters a line from which every column of the findings fits; below, baseline and rule are left out: the findings
-are sorted by ratio or score, and one that the median rule made has no score."""
-
-MIN_PREVIEW_CHARS = 32
+MIN_PREVIEW_CHARS = 24
 """Characters that a preview gets, however narrow the line."""
 
 MAX_NAME_CHARS = 24
-"""Characters that the user's own id of a row gets in the table; --json has it whole."""
+"""Characters that the user's own id of a row gets; --json has it whole."""
 
-CUT = " ... "
-"""What stands between the parts of a preview."""
+INDENT = "    "
+"""Before what stands below a row, so that no text of the data looks like a line of the report."""
 
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "notice": "cyan"}
-
-# Columns are told apart by space alone: with lines the findings do not fit into 80 characters.
-PLAIN_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 
 def render(findings: Findings, *, console: Console) -> None:
@@ -67,42 +59,17 @@ def render(findings: Findings, *, console: Console) -> None:
     if sentences:
         say(console, "")
         for sentence in sentences:
-            say(console, sentence, style="bold")
+            tell(console, sentence, style="bold")
         say(console, "")
         _draw_rows(findings, console=console)
-        if findings.preview_withheld is not None:
-            say(console, f"Preview withheld: {plain(findings.preview_withheld)}")
+    if findings.preview_withheld is not None:
+        if not sentences:
+            say(console, "")
+        tell(console, f"Preview withheld: {plain(findings.preview_withheld)}")
     if findings.notices:
         say(console, "")
     for notice in findings.notices:
-        say(console, f"Note: {plain(notice)}")
-
-
-def say(console: Console, line: str, *, style: str = "") -> None:
-    """One line as it stands, however narrow the console; the text must be plain already."""
-    console.print(Text(line, style=style), soft_wrap=True)
-
-
-def make_table(columns: Sequence[tuple[str, bool]], *, console: Console) -> Table:
-    """An empty table; `columns` are headings, and whether the column holds numbers."""
-    table = Table(box=PLAIN_BOX, padding=(0, 2 if console.width >= WIDE else 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading, is_number in columns:
-        # "fold" cuts a long cell into lines; the other ways mark the cut with a character that is not ASCII.
-        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
-    return table
-
-
-def number(value: float | None) -> str:
-    """A number in at most five digits; a dash where there is none."""
-    shown = json_number(value)
-    if shown is None:
-        return "-"
-    return shown if isinstance(shown, str) else f"{shown:.5g}"
-
-
-def percent(share: float | None) -> str:
-    """A share in percent, one decimal; a dash where there is none."""
-    return "-" if share is None else f"{100 * share:.1f} %"
+        tell(console, f"Note: {plain(notice)}")
 
 
 def _draw_spikes(spikes: Sequence[Spike], *, console: Console) -> None:
@@ -113,6 +80,7 @@ def _draw_spikes(spikes: Sequence[Spike], *, console: Console) -> None:
     if any(spike.row is not None for spike in spikes):
         headings += ["row", "share"]
     if console.width < WIDE:
+        # They are sorted by ratio or score, and one that the median rule made has no score.
         headings = [heading for heading in headings if heading not in ("baseline", "rule")]
     left = ("severity", "kind", "rule")
     table = make_table([(heading, heading not in left) for heading in headings], console=console)
@@ -120,7 +88,7 @@ def _draw_spikes(spikes: Sequence[Spike], *, console: Console) -> None:
         cells = _spike_cells(spike)
         style = SEVERITY_STYLES[spike.severity]
         table.add_row(*(Text(cells[name], style=style if name == "severity" else "") for name in headings))
-    console.print(table)
+    draw_table(table, console=console)
 
 
 def _spike_cells(spike: Spike) -> dict[str, str]:
@@ -141,22 +109,46 @@ def _spike_cells(spike: Spike) -> dict[str, str]:
 
 
 def _draw_rows(findings: Findings, *, console: Console) -> None:
+    rows = findings.rows
     headings = ["row", "count", "loss", "tokens", "share", "excess"]
-    if findings.num_ranks > 1 or any(row.rank for row in findings.rows):
+    if findings.num_ranks > 1 or any(row.rank for row in rows):
         headings.append("rank")
-    # What only some logs hold, and only data tells, comes last, the widest at the end.
-    also = (("id", "name"), ("table row", "table_row"), ("repetition", "repetition"), ("preview", "preview"))
-    headings += [heading for heading, field in also if any(getattr(row, field) is not None for row in findings.rows)]
-    lines = [_row_cells(row, losses_known=findings.row_losses_known) for row in findings.rows]
-    room = _room_for_previews(headings, lines, console=console)
-    table = make_table([(heading, heading not in ("id", "preview")) for heading in headings], console=console)
-    for cells in lines:
-        cells["preview"] = shortened(cells["preview"], room)
-        table.add_row(*(Text(cells[name]) for name in headings))
-    console.print(table)
+    if any(row.repetition is not None for row in rows):
+        headings.append("repetition")
+    names = [
+        heading
+        for heading, field in (("id", "name"), ("table row", "table_row"))
+        if any(getattr(row, field) is not None for row in rows)
+    ]
+    lines = [_row_cells(row, losses_known=findings.row_losses_known) for row in rows]
+    table = _row_table([*headings, *names], lines, console=console)
+    if width_of(table, console=console) <= console.width:
+        names = []
+    else:
+        table = _row_table(headings, lines, console=console)
+    below = [_below(row, cells, names=names, width=console.width) for row, cells in zip(rows, lines, strict=True)]
+    draw_table(table, console=console, below=below)
     if findings.rows_left_out:
         more = "1 more row" if findings.rows_left_out == 1 else f"{findings.rows_left_out} more rows"
         say(console, f"and {more}; --top lists more")
+
+
+def _row_table(headings: Sequence[str], lines: Sequence[dict[str, str]], *, console: Console) -> Table:
+    table = make_table([(heading, heading != "id") for heading in headings], console=console)
+    for cells in lines:
+        table.add_row(*(Text(cells[name]) for name in headings))
+    return table
+
+
+def _below(row: RowShare, cells: dict[str, str], *, names: Sequence[str], width: int) -> str:
+    """What stands below a row: names that have no column of their own, and what it says."""
+    told = INDENT + ", ".join(f"{name} {cells[name]}" for name in names if cells[name] != "-")
+    if row.preview is None:
+        return told.rstrip()
+    if told != INDENT:
+        told += ": "
+    room = max(MIN_PREVIEW_CHARS, width - len(told))
+    return told + (shortened(plain(row.preview), room) or "(empty)")
 
 
 def _row_cells(row: RowShare, *, losses_known: bool) -> dict[str, str]:
@@ -172,25 +164,4 @@ def _row_cells(row: RowShare, *, losses_known: bool) -> dict[str, str]:
         "id": "-" if row.name is None else shortened(plain(row.name), MAX_NAME_CHARS),
         "table row": "-" if row.table_row is None else str(row.table_row),
         "repetition": "-" if row.repetition is None else f"{row.repetition:.2f}",
-        "preview": "-" if row.preview is None else plain(row.preview),
     }
-
-
-def _room_for_previews(headings: Sequence[str], lines: Sequence[dict[str, str]], *, console: Console) -> int:
-    """Characters of a line that the other columns leave; a preview takes one line, in a narrow terminal more."""
-    gap = 3 if console.width >= WIDE else 2  # its padding, and the blank that divides it from the next
-    others = [name for name in headings if name != "preview"]
-    taken = sum(max(len(name), *(len(cells[name]) for cells in lines)) + gap for name in others)
-    return max(MIN_PREVIEW_CHARS, console.width - taken)
-
-
-def shortened(text: str, room: int) -> str:
-    """A text in so many characters: of each of its parts between "..." as much of the start as of the others."""
-    if len(text) <= room:
-        return text
-    parts = text.split(CUT)
-    if len(parts) == 1:
-        return text[: room - 3] + "..."
-    each = max(1, (room - len(CUT) * (len(parts) - 1)) // len(parts))
-    # The last part is the row's end: its own end is what it is there for.
-    return CUT.join([*(part[:each] for part in parts[:-1]), parts[-1][-each:]])[:room]

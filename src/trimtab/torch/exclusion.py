@@ -7,7 +7,6 @@ rows; the user's own dataset object is not touched.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from trimtab.dataset import describe
+from trimtab.dataset.data import is_table_dataset
 from trimtab.drop_list import DropList, read_drop_list
 from trimtab.errors import UsageError
 from trimtab.text import plain
@@ -39,8 +38,7 @@ class Exclusion:
             UsageError: It is no drop list, or one of another dataset, or nothing would be left.
         """
         drops = read_drop_list(path)
-        facts = describe(dataset)
-        drops.check_dataset(facts)
+        facts = drops.check(dataset)
         self.num_listed = len(drops.rows)
         self.kept: NDArray[np.int64] | None = None
         self.passed_over: PassedOver | None = None
@@ -67,7 +65,7 @@ class Exclusion:
             )
         if self.kept is None:
             return dataset
-        if isinstance(inspect.getattr_static(dataset, "_fingerprint", None), str):
+        if is_table_dataset(dataset):
             return dataset.select(self.kept)
         return Remainder(dataset, self.kept)
 
@@ -77,6 +75,8 @@ class Exclusion:
 
     def introduction(self) -> str:
         """What it does, in one line."""
+        if not self.num_listed:
+            return f"Trimtab leaves no row out of training: {self._path} lists none."
         if self.kept is None:
             return (
                 f"Trimtab passes over the {_rows(self.num_listed)} of {self._path} wherever the stream yields them, "
@@ -95,19 +95,25 @@ class Exclusion:
         return f"Trimtab met {met} of the {_rows(self.num_listed)} of {self._path} and passed over them.{rest}"
 
 
-class Remainder(Dataset[Any]):
+class Forwarding:
+    """Gives the attributes of the dataset that it wraps, so that hosts find what they look for."""
+
+    dataset: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not found on the wrapper itself."""
+        if name.startswith("__") or name == "dataset":  # before unpickling has set it
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class Remainder(Forwarding, Dataset[Any]):
     """A map-style dataset without some of its rows. Nothing is copied, and it can be sent to a worker."""
 
     def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
         """Shows of `dataset` the `rows`, in their order."""
         self.dataset = dataset
         self.rows = rows
-
-    def __getattr__(self, name: str) -> Any:
-        """What hosts look for on the dataset itself."""
-        if name.startswith("__") or name == "dataset":  # before unpickling has set it
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
     def __len__(self) -> int:
         """Number of rows that are left."""

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from trimtab.errors import UsageError
 from trimtab.spelling import row_digest
-from trimtab.torch.exclusion import Exclusion, PassedOver
+from trimtab.torch.exclusion import Exclusion, Forwarding, PassedOver
 from trimtab.torch.marks import MARKS_KEY, Mark, integer_of, mark_by_name, name_of, pack_marks
 
 ROW_KEY: Final = "trimtab_row"
@@ -42,18 +42,7 @@ class TaggedItem(NamedTuple):
     mark: Mark | None = None
 
 
-class _Forwarding:
-    """Gives the attributes of the dataset that it wraps, so that hosts find what they look for."""
-
-    dataset: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # before unpickling has set it
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-
-class TaggedDataset(_Forwarding, Dataset[TaggedItem]):
+class TaggedDataset(Forwarding, Dataset[TaggedItem]):
     """A map-style dataset whose items carry their row number, and the id they hold where that is to be kept."""
 
     def __init__(self, dataset: Any, *, rows: NDArray[np.int64] | None = None, row_id: str | None = None) -> None:
@@ -87,7 +76,7 @@ class TaggedDataset(_Forwarding, Dataset[TaggedItem]):
         return TaggedItem(row, item, None if self.row_id is None else mark_by_name(item, row_id=self.row_id))
 
 
-class TaggedStream(_Forwarding, IterableDataset[TaggedItem]):
+class TaggedStream(Forwarding, IterableDataset[TaggedItem]):
     """An iterable dataset whose items carry a row number: the user's own, or the position in this worker's stream.
 
     An item without a number of its own is marked by the digest of its content, and by an id of another kind.

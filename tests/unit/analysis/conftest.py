@@ -20,6 +20,7 @@ class FabricatedLog:
 
     def __init__(self, rows, *, steps=(), block_rows=7, run_id="r", dtype=np.float32, ids=(), restarts=(), events=()):
         self.header = RunHeader(run_id=run_id, backend="test")
+        self.format = "rewind_jsonl"
         self.path = "fabricated"
         self.size_bytes = 100
         self.has_rows = bool(len(rows))
@@ -35,7 +36,7 @@ class FabricatedLog:
     def notices(self):
         return ["a notice of the reader"]
 
-    def row_blocks(self, *, first_step=None, last_step=None, rows=None, progress=None):
+    def row_blocks(self, *, first_step=None, last_step=None, rows=None, brief=False, progress=None):
         self.ranges.append((first_step, last_step))
         for start in range(0, self._rows.num_records, self._block_rows):
             block = RowColumns(*(column[start : start + self._block_rows] for column in self._rows))
@@ -143,6 +144,8 @@ def series_of():
             num_empty=np.zeros(size, np.int64),
             num_left_out=np.zeros(size, np.int64),
             top_loss=np.full(size, -math.inf),
+            is_reported=np.zeros(size, np.bool_),
+            differs=np.zeros(size, np.bool_),
         )
 
     return make

@@ -42,13 +42,13 @@ def dropped(findings):
         ([(5, 500.0, 10)], (), "only_row"),
         ([(5, 500.0, 10), (6, 0.0, 0)], (), "only_row"),
         ([(5, 900.0, 10), (6, -400.0, 10)], (), "no_shares"),
-        # not finite: the only row, one of two, several that are fewer than half, and half
+        # not finite: the only row, one of two, several that are fewer than half, and half or all of a step between
+        # finite ones, which a broken model does not leave behind
         ([(5, math.nan, 10)], (5,), "nonfinite"),
         ([(5, 1.0, 10), (6, math.inf, 10)], (6,), "nonfinite"),
         ([(5, math.nan, 1), (6, math.nan, 1), *((row, 1.0, 1) for row in (7, 8, 9))], (5, 6), "nonfinite"),
-        ([(5, math.nan, 1), (6, math.nan, 1), (7, 1.0, 1), (8, 1.0, 1)], (), "mostly_nonfinite"),
-        ([(5, math.nan, 1), (6, math.nan, 1), (7, 1.0, 1), (8, 0.0, 0), (9, 0.0, 0)], (), "mostly_nonfinite"),
-        ([(row, math.nan, 1) for row in range(8)], (), "mostly_nonfinite"),
+        ([(5, math.nan, 1), (6, math.nan, 1), (7, 1.0, 1), (8, 1.0, 1)], (5, 6), "nonfinite"),
+        ([(row, math.nan, 1) for row in range(8)], tuple(range(8)), "nonfinite"),
     ],
 )
 def test_a_row_is_named_where_the_others_of_its_step_are_unlike_it(make_log, rows, named, reason):
@@ -60,6 +60,91 @@ def test_a_row_is_named_where_the_others_of_its_step_are_unlike_it(make_log, row
     assert spike.blame == findings.blame
     assert dropped(findings) == list(named)
     assert (INSPECT_OR_DROP in headline(findings)) == findings.first_row_is_cause == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("rows", "named", "reason"),
+    [
+        ([(5, math.nan, 1), (6, math.nan, 1), *((row, 1.0, 1) for row in (7, 8, 9))], (5, 6), "nonfinite"),
+        ([(5, math.nan, 1), (6, math.nan, 1), (7, 1.0, 1), (8, 1.0, 1)], (), "mostly_nonfinite"),
+        ([(5, math.nan, 1), (6, math.nan, 1), (7, 1.0, 1), (8, 0.0, 0), (9, 0.0, 0)], (), "mostly_nonfinite"),
+        ([(row, math.nan, 1) for row in range(8)], (), "mostly_nonfinite"),
+    ],
+)
+def test_where_the_run_is_not_finite_again_half_a_step_is_the_model(make_log, rows, named, reason):
+    # given: what comes after step 41 is not finite either
+    records = with_step(41, *rows)
+    records = [record if record[0] <= 41 else (*record[:2], math.nan, 10) for record in records]
+    # when
+    findings = rewind_log(make_log(records))
+    # then
+    assert (findings.blame.step, findings.blame.rows, findings.blame.reason) == (41, named, reason)
+    assert dropped(findings) == list(named)
+    assert (INSPECT_OR_DROP in headline(findings)) == bool(named)
+
+
+def test_a_run_that_is_finite_again_because_it_was_resumed_says_nothing_for_the_model(make_log):
+    # given: broken from 41 on, and resumed at 51 with weights that were saved before
+    broken = [(41, 5, math.nan, 10), (41, 6, math.nan, 10)]
+    records = [record for record in quiet(60) if record[0] != 41]
+    records = [(*r[:2], math.nan, 10) if 41 < r[0] <= 50 else r for r in records]
+    records = [(*r, {"attempt": 2}) if r[0] > 50 else r for r in [*records, *broken]]
+    # when
+    findings = rewind_log(make_log(records), step=41)
+    # then
+    assert findings.blame.reason == "mostly_nonfinite"
+
+
+def test_of_the_last_step_it_tells_whether_a_guard_left_its_rows_out(make_log):
+    broken = [(60, 5, math.nan, 10), (60, 6, math.nan, 10)]
+    taken = rewind_log(make_log([*quiet(59), *broken]))
+    left_out = rewind_log(make_log([*quiet(59), *((*row, {"keep": False}) for row in broken)]))
+    assert (taken.blame.reason, left_out.blame.reason) == ("mostly_nonfinite", "nonfinite")
+    # then: a guard that leaves out everything to the end says nothing for the model
+    two = [(step, row, math.nan, 10, {"keep": False}) for step in (59, 60) for row in (5, 6)]
+    assert rewind_log(make_log([*quiet(58), *two])).blame.reason == "mostly_nonfinite"
+
+
+def packed(step, *rows):
+    """Three rows of a sequence that is not finite, beside one row that is."""
+    return [*((step, row, math.nan, 10) for row in rows), (step, 9999, 10.0, 10)]
+
+
+def test_a_row_that_makes_its_neighbours_not_finite_is_named_and_they_are_not(make_log):
+    # given: row 7 is never finite; 6 and 8 are in other epochs, packed with others
+    elsewhere = [(30, 6, 10.0, 10), (55, 8, 10.0, 10), (41, 8, 0.0, 0)]
+    log = make_log([*with_step(41, num_steps=60), *packed(41, 6, 7, 8), *elsewhere])
+    # when
+    findings = rewind_log(log)
+    # then: table, headline, finding and drop list say the same
+    assert (findings.blame.rows, findings.blame.reason) == ((7,), "never_finite")
+    assert [row.row for row in findings.rows] == [7, 6, 8, 9999]
+    assert findings.spikes[0].row == 7
+    assert headline(findings)[-2:] == [
+        INSPECT_OR_DROP,
+        "The 2 other such rows were finite in another step: packed into one sequence, a NaN goes through all of its "
+        "rows.",
+    ]
+    assert dropped(findings) == [7]
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        [(30, 6, 0.0, 0)],  # without tokens it says nothing
+        [(30, 6, math.inf, 10)],
+        [(30, 6, 10.0, 10, {"attempt": 1}), *((s, 1, 10.0, 10, {"attempt": 2}) for s in range(20, 61))],
+        [(30, row, 10.0, 10) for row in (6, 7, 8)],  # all of them: then nobody is left
+    ],
+    ids=["no tokens", "not finite", "superseded", "all"],
+)
+def test_of_rows_that_nothing_tells_apart_all_are_named(make_log, elsewhere):
+    attempt = {"attempt": 2} if len(elsewhere) > 4 else {}
+    broken = [(*record, attempt) for record in packed(41, 6, 7, 8)]
+    findings = rewind_log(make_log([*with_step(41), *elsewhere, *broken]), step=41)
+    assert (findings.blame.rows, findings.blame.reason) == ((6, 7, 8), "nonfinite")
+    assert [row.row for row in findings.rows][:3] == [6, 7, 8]
+    assert dropped(findings) == [6, 7, 8]
 
 
 def test_a_norm_that_jumps_alone_accuses_nobody(make_log):

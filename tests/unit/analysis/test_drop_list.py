@@ -1,5 +1,6 @@
 """The rows to leave out of the next run."""
 
+import dataclasses
 import json
 
 import pytest
@@ -84,6 +85,7 @@ def test_only_rows_that_are_blamed_are_listed_each_once_and_with_the_reason(make
                 "rows": [],
                 "reason": "half of the step's rows or more are not finite: the model was broken, not its rows",
             },
+            {"step": 3, "rows": [], "reason": "no rows of the step were recorded"},
             {"step": 70, "rows": [5], "reason": "the row carries half of the step's loss or more"},
         ],
     }
@@ -102,6 +104,18 @@ def test_a_row_named_for_the_listed_step_is_listed_too_and_a_step_stands_once(ma
     assert [
         entry["step"] for entry in drop_list(make_findings(spike, listed=quiet), dataset_fingerprint=None)["findings"]
     ] == [41]
+
+
+def test_a_gradient_norm_whose_first_step_has_no_rows_hides_no_row_of_a_finding_at_its_peak(make_findings):
+    # given: a norm that is out of line from 45 to 50, and a loss at 50
+    findings = make_findings(Blame(step=50, rows=(5,), reason="share"), None)
+    loss, norm = findings.spikes
+    norm = dataclasses.replace(norm, severity="notice", signal="grad_norm", kind="grad_norm", first=45, step=50)
+    # when
+    document = drop_list(dataclasses.replace(findings, spikes=(loss, norm)), dataset_fingerprint=None)
+    # then
+    assert [(entry["step"], entry["rows"]) for entry in document["findings"]] == [(50, [5]), (45, [])]
+    assert document["rows"] == [5]
 
 
 def test_no_finding_is_an_empty_list(make_findings):

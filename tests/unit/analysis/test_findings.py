@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -70,6 +71,20 @@ def test_the_rows_of_a_norm_that_jumped_just_before_the_loss_come_first(make_log
     assert (findings.step, findings.step_reason) == (50, "grad_norm_before")
     assert findings.spikes[0].step == 51
     assert findings.rows[0].row == 1050
+
+
+def test_a_norm_that_jumped_names_the_row_of_the_step_where_it_began_as_everywhere_else(make_log):
+    # given: the planted row is in the first step of the jump, another leads the step of its peak
+    records = flat(60)
+    records[49:52] = [(50, 1050, 77.0, 10), (50, 7, 10.0, 10), (51, 1051, 10.0, 10), (52, 1052, 10.0, 10)]
+    log = make_log(records, steps=norms(60, s50=20.0, s51=90.0, s52=20.0))
+    # when
+    findings = rewind_log(log)
+    # then: finding, rows and headline are about one step
+    notice = next(spike for spike in findings.spikes if spike.kind == "grad_norm")
+    assert (notice.first, notice.step) == (50, 51)
+    assert (notice.row, notice.row_share) == (1050, pytest.approx(77 / 87))
+    assert (findings.step, findings.rows[0].row) == (50, 1050)
 
 
 @pytest.mark.parametrize(("norm_step", "expected"), [(41, (41, "grad_norm_before")), (40, (51, "worst"))])
@@ -228,8 +243,54 @@ def test_an_unknown_step_is_an_error_that_names_the_ends(make_log):
 
 
 def test_a_log_without_steps_is_an_error(make_log):
-    with pytest.raises(LogError, match="no training step was recorded"):
+    with pytest.raises(LogError, match=r"no training step could be read: a notice of the reader\."):
         rewind_log(make_log([]))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("step;loss\n" + "1;2,5\n" * 40, "40 lines with a loss that is no number were left out (lines 2, 3"),
+        ("step,loss\n" + '1,"2,500"\n' * 40, "40 lines with a loss that is no number were left out (lines 2, 3"),
+        ("step,loss\n" + "1.5,2.5\n" * 40, "40 lines without a whole number as step were left out (lines 2, 3"),
+        ("step,loss\n1,2.5", "the last line (2) has no line end and was left out"),
+        ('{"step": 1, "eval_loss": 2.5}\n', "it holds 1 evaluation and no loss of a training step"),
+        ("step,train_loss,val_loss\n1,,2.5\n2,,2.5\n", "it holds 2 evaluations and no loss of a training step"),
+        ("iter 1: loss 2.5, time 1ms", "the last line (1) has no line end and was left out"),
+        ("step,loss\n", "no training step was recorded. The run may have stopped before its first step"),
+    ],
+)
+def test_of_a_log_that_was_left_out_whole_the_error_says_why(tmp_path, content, said):
+    path = tmp_path / "log"
+    path.write_text(content)
+    with pytest.raises(LogError, match=re.escape(said)):
+        rewind(path)
+
+
+def test_a_log_that_is_passed_over_in_a_folder_is_named(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},2.0\n" for step in range(1, 41)))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    found = rewind(tmp_path)
+    assert found.num_steps == 1
+    assert "the folder holds metrics.csv too, which was not read" in found.notices
+
+
+def test_a_second_dataset_in_a_file_hides_no_run(tmp_path):
+    # given: two runs on other data, the first with a spike
+    def lines(fingerprint, *, spike_at=None):
+        yield {"kind": "header", "version": 1, "backend": "x", "dataset_fingerprint": fingerprint}
+        for step in range(1, 41):
+            loss = 50.0 if step == spike_at else 2.0
+            yield {"kind": "batch", "step": step, "micro": 0, "rows": [step], "row_loss": [loss], "row_tokens": [10]}
+
+    path = tmp_path / "rewind.jsonl"
+    both = [*lines("a" * 64, spike_at=30), *lines("b" * 64)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in both))
+    # when
+    found = rewind(path)
+    # then
+    assert found.num_steps == 80
+    assert [(spike.step, spike.segment, spike.row) for spike in found.spikes] == [(30, 1, 30)]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,28 @@ def test_a_long_row_shows_its_start_the_span_it_repeats_and_its_end():
     assert end.endswith("And this is how it ends.")
 
 
+def test_a_short_row_whose_escapes_are_long_is_cut_with_a_mark_and_keeps_its_end():
+    # given: 19 characters of 6 each fill the line, 20 fill it wholly, and 21 do not fit
+    for size in (19, 20):
+        assert preview_of("\u4e2d" * size) == "\\u4e2d" * size
+    assert preview_of("\u4e2d" * 21) == "\\u4e2d" * 8 + " ... (19 x) " + "\\u4e2d" * 6 + " ... " + "\\u4e2d" * 6
+    prose = "".join(map(chr, range(0x4E00, 0x4E64)))
+    assert preview_of(prose).split(" ... ") == [
+        "".join(f"\\u{ord(char):04x}" for char in part) for part in (prose[:8], prose[-6:])
+    ]
+    # then: neither is the end of lines that are short as they stand, and long once spelled
+    assert preview_of("x\n" * 55 + "THE END").endswith("x\\nTHE END")
+
+
+@pytest.mark.parametrize("size", [118, 119, 120, 121, 122])
+def test_a_row_is_whole_or_says_that_it_is_not(size):
+    for text in ("a" * size, "\n" * (size // 2), "a" * (size - 2) + "\n", "a" * (size - 6) + "\u4e2d"):
+        line = preview_of(text)
+        whole = text.encode("unicode_escape").decode("ascii")
+        assert (line == whole) == (len(whole) <= PREVIEW_CHARS)
+        assert line == whole or " ... " in line
+
+
 def test_a_long_row_that_repeats_nothing_shows_its_start_and_end():
     text = " ".join(str(number) for number in range(2_000))
     assert (
@@ -147,9 +169,34 @@ def test_other_data_gives_none(record):
     rows = [{"text": f"text of row {row}"} for row in range(10)]
     found = rewind(record(rows), data=rows[::-1])
     assert [row.preview for row in found.rows] == [None, None]
-    assert found.preview_withheld.startswith("the run's dataset has the fingerprint ")
+    assert found.preview_withheld.startswith("a list of 10 rows has as many rows as the run's dataset, but other ones")
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert document["preview_withheld"] == found.preview_withheld
+
+
+def test_data_without_a_row_to_look_up_is_said_to_have_no_use(record, tmp_path):
+    # given: a log of steps alone, and a run of which no step is out of line
+    rows = [{"text": f"text of row {row}"} for row in range(10)]
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},2.5\n" for step in range(1, 41)))
+    quiet = [{"kind": "batch", "step": step, "micro": 0, "rows": [1], "row_loss": [2.0], "row_tokens": [5]}
+             for step in range(1, 41)]  # fmt: skip
+    (tmp_path / "rewind.jsonl").write_text("".join(json.dumps(line) + "\n" for line in quiet))
+    # then
+    assert rewind(tmp_path / "metrics.csv", data=rows).preview_withheld == "this log holds no rows, only steps"
+    assert rewind(tmp_path / "metrics.csv").preview_withheld is None
+    withheld = rewind(tmp_path / "rewind.jsonl", data=rows).preview_withheld
+    assert withheld == "no step is out of line, so none is listed; --step N lists the rows of one"
+    assert rewind(tmp_path / "rewind.jsonl").preview_withheld is None
+
+
+def test_data_for_a_step_of_which_no_rows_were_recorded_is_said_to_have_no_use(tmp_path):
+    folder = create_run(tmp_path, RunHeader(run_id="r", backend="torch"))
+    recorder = Recorder(folder)
+    recorder.put(MicroBatch(1, 0, [3], [100.0], [50]))
+    for step in (1, 2):
+        recorder.put(StepRow(step, 2.0, 1.0, 1e-3, num_tokens=50))
+    recorder.close(timeout_s=30)
+    assert rewind(folder.path, step=2, data=["x"]).preview_withheld == "no rows of step 2 were recorded"
 
 
 def test_a_saved_dataset_gives_previews_by_itself_and_what_was_read_is_said(record, tmp_path):

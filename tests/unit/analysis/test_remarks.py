@@ -110,6 +110,31 @@ def test_a_run_has_ended_where_its_last_attempt_says_so(make_log, kinds, has_end
     assert remarks.on_end(reading, events=events) == ([] if has_ended else said)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "is_told"),
+    [
+        (["converted"], True),
+        (["evaluation", "converted"], True),
+        (["resume", "converted"], True),
+        (["end", "converted"], False),
+        (["converted", "resume", "end"], False),
+    ],
+)
+def test_of_a_run_that_was_converted_nothing_tells_the_end_unless_its_source_did(make_log, kinds, is_told):
+    reading = read_runs(make_log(flat(9)))[0]
+    events = [Event(kind, step=0, time=float(i)) for i, kind in enumerate(kinds)]
+    said = ["this run was converted from the log of another tool, and nothing tells whether it has ended"]
+    assert remarks.on_end(reading, events=events) == (said if is_told else [])
+
+
+def test_a_run_that_was_converted_and_goes_on_has_not_ended(make_log):
+    reading = read_runs(make_log(flat(9)))[0]
+    events = [Event("end", 0, 0.0), Event("converted", 0, 1.0), Event("resume", 9, 2.0)]
+    assert remarks.on_end(reading, events=events) == [
+        "the run has not ended: it is still going on, or was killed after step 9"
+    ]
+
+
 def test_nothing_is_said_of_the_end_of_a_log_of_another_tool(make_log):
     assert notices_of(make_log(flat(9)), "ended") == []
 

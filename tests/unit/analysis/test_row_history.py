@@ -73,12 +73,21 @@ def test_runs_of_their_own_in_one_log_count_both(make_log):
     # given: the second run begins anew at step 1
     log = make_log([(1, 7, 1.0, 1), (2, 7, 2.0, 1), (1, 7, 3.0, 1, {"attempt": 2}), (2, 7, 4.0, 1, {"attempt": 2})])
     log.restarts = lambda: (2,)
+    assert row_history(log, row=7).num_steps == 4
     assert [(visit.step, visit.loss) for visit in row_history(log, row=7).visits] == [
         (1, 1.0),
         (2, 2.0),
         (1, 3.0),
         (2, 4.0),
     ]
+
+
+def test_pieces_of_a_row_that_was_split_are_counted_and_their_steps_once(make_log):
+    # given: pieces in two sequences of a step, and in another step
+    log = make_log([(5, 7, 1.0, 1), (2, 7, 2.0, 1), (2, 7, 3.0, 1, {"micro": 1}), (5, 7, 4.0, 1)])
+    history = row_history(log, row=7)
+    assert (history.count, history.num_steps) == (4, 2)
+    assert history.to_dict()["num_steps"] == 2
 
 
 def test_the_last_occurrences_are_listed_and_all_are_counted(make_log):

@@ -121,6 +121,24 @@ def test_only_the_part_of_the_log_that_holds_the_steps_is_read(make_log):
     assert log.num_records_read == 10
 
 
+def test_what_lies_between_steps_far_apart_is_not_read(make_log):
+    log = make_log([(step, 1, 1.0, 1) for step in range(1, 10_001)], block_rows=100)
+    series = read_runs(log)[0].series
+    log.num_records_read = 0
+    tables = gather_rows(log, series=series, steps=[250, 9_950, 5_001])
+    assert sorted(tables) == [250, 5_001, 9_950]
+    assert log.num_records_read == 300
+
+
+def test_very_many_steps_take_no_more_than_32_passes(make_log):
+    log = make_log([(step, step, 1.0, 1) for step in range(1, 90_001, 1_500)], block_rows=4)
+    series = read_runs(log)[0].series
+    log.ranges.clear()
+    tables = gather_rows(log, series=series, steps=range(1, 90_001, 1_500))
+    assert [table.row.tolist() for table in tables.values()] == [[step] for step in range(1, 90_001, 1_500)]
+    assert len(log.ranges) == 32
+
+
 def test_no_step_means_no_pass(make_log):
     log = make_log([(1, 1, 1.0, 1)])
     series = read_runs(log)[0].series

@@ -92,6 +92,8 @@ def test_screened_findings_are_those_of_a_plain_loop(values):
         num_empty=np.zeros(size, np.int64),
         num_left_out=np.zeros(size, np.int64),
         top_loss=np.full(size, -np.inf),
+        is_reported=np.zeros(size, np.bool_),
+        differs=np.zeros(size, np.bool_),
     )
     # when
     spikes = find_spikes(series, rule="robust").spikes

@@ -9,7 +9,7 @@ import pytest
 from trimtab.calibration.values import Outcome
 from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
-from trimtab.values import MicroBatch, RunHeader
+from trimtab.values import MicroBatch, RunHeader, StepRow
 
 CURVES = Path(__file__).parents[2] / "data" / "curves"
 
@@ -36,10 +36,10 @@ def curve():
 def record(tmp_path):
     """Records micro-batches, each as (step, micro, [(row, loss, tokens), ...]) and, if left out, False; in a folder.
 
-    `ranks` is a list of such lists, one a rank.
+    `ranks` is a list of such lists, one a rank; `steps` are step records of the first, as (step, loss, tokens).
     """
 
-    def make(ranks, *, run_id="r"):
+    def make(ranks, *, run_id="r", steps=()):
         folder = create_run(tmp_path / "out", RunHeader(run_id=run_id, backend="torch", world_size=len(ranks)))
         for rank, micros in enumerate(ranks):
             recorder = Recorder(folder, rank=rank)
@@ -47,6 +47,8 @@ def record(tmp_path):
                 numbers, losses, tokens = (list(column) for column in zip(*rows, strict=True))
                 sums = [loss * count for loss, count in zip(losses, tokens, strict=True)]
                 recorder.put(MicroBatch(step, micro, numbers, sums, tokens, keep=kept != [False]))
+            for step, loss, num_tokens in steps if rank == 0 else ():
+                recorder.put(StepRow(step, loss, None, None, num_tokens=num_tokens))
             recorder.close(timeout_s=30)
             assert recorder.num_dropped == 0
         return folder.path

@@ -106,7 +106,7 @@ def test_every_setting_skips_what_is_not_finite_and_the_choice_does_not_rest_on_
     assert {outcome.num_nonfinite for outcome in calibration.outcomes} == {1_707}
     assert of(calibration, "mean", 5.0, 8).num_caught == 1
     assert of(calibration, "robust", 10.0, 100).first_steps == (2425, 4050, 4055)
-    assert any("2 findings are little to choose by" in notice for notice in calibration.notices)
+    assert any("2 findings with a finite loss are little to choose by" in notice for notice in calibration.notices)
 
 
 def test_micro_batches_are_judged_and_not_steps(record):
@@ -157,6 +157,23 @@ def test_a_micro_batch_without_tokens_is_not_judged(record):
 
     assert (calibration.num_losses, of(calibration, "robust", 10.0, 100).num_spikes) == (59, 0)
     assert any("1 micro-batch has no supervised tokens" in notice for notice in calibration.notices)
+
+
+def test_micro_batches_whose_losses_were_not_recorded_are_counted(record):
+    # given: at 41 rows without losses, at 43 not even rows, and the steps have losses; 45 has no supervised tokens
+    micros = quiet_micros(60, accumulation=2)
+    unknown = (41, 1, [(1, 0.0, 0), (2, 0.0, 0)])
+    at = micros.index(next(micro for micro in micros if micro[:2] == (41, 1)))
+    micros[at] = unknown
+    micros = [micro for micro in micros if micro[:2] != (43, 0)]
+    micros = [(*micro[:2], [(1, 0.0, 0)]) if micro[:2] == (45, 0) else micro for micro in micros]
+
+    calibration = calibrate(record([micros], steps=[(41, 2.0, 200), (43, 2.0, 200), (45, 2.0, 100)]))
+
+    notices = " ".join(calibration.notices)
+    assert calibration.num_losses == 117
+    assert "the losses of 2 micro-batches were not recorded: not judged" in notices
+    assert "1 micro-batch has no supervised tokens" in notices
 
 
 def test_of_what_was_trained_twice_the_attempt_that_counts_is_judged(tmp_path):
@@ -224,6 +241,14 @@ def test_progress_is_told_stage_by_stage(curve, rewind_jsonl):
 def test_a_log_without_a_loss_is_refused(record):
     with pytest.raises(trimtab.LogError, match="no loss was recorded"):
         calibrate(record([[(1, 0, [(1, 0.0, 0)])]]))
+
+
+def test_of_losses_none_of_which_is_finite_no_setting_is_recommended(record):
+    calibration = calibrate(record([[(step, 0, [(1, math.nan, 10)]) for step in range(1, 51)]]))
+
+    assert (calibration.num_losses, calibration.recommended) == (50, None)
+    assert "No loss is finite" in calibration.reason
+    assert "no finite loss is little to go by" in " ".join(calibration.notices)
 
 
 def test_a_setting_that_makes_no_sense_is_refused(tmp_path):

@@ -47,6 +47,36 @@ def test_a_log_of_steps_becomes_a_run_and_no_rewind_log(trimtab, here):
     assert (result.exit_code, "29 step records" in result.stdout) == (0, True)
 
 
+def test_a_run_that_was_converted_does_not_claim_to_be_alive(trimtab, spiky, here):
+    (here / "train.log").write_text("".join(f"iter {step}: loss 1.5, time 1ms, mfu 1%\n" for step in range(1, 30)))
+    for source, out in ((spiky, "a"), ("train.log", "b")):
+        assert trimtab("convert", source, out).exit_code == 0
+        said = trimtab("rewind", out).stdout
+        assert "nothing tells whether it has ended" in said
+        assert "the run has not ended" not in said
+
+
+def test_what_a_run_folder_cannot_hold_of_a_rewind_log_is_counted_line_by_line(trimtab, here):
+    # given: 40 steps of two ranks, of which one micro-batch is empty and one stands twice
+    lines = [
+        {"kind": "batch", "step": step, "micro": 0, "rows": [100 * rank + step], "row_loss": [1.0], "row_tokens": [5]}
+        for step in range(1, 41)
+        for rank in (0, 1)
+    ]
+    lines[10] |= {"rows": [], "row_loss": [], "row_tokens": []}
+    lines.insert(20, lines[19])
+    header = {"kind": "header", "version": 1, "created": "2026-01-01T00:00:00"}
+    (here / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
+    # when
+    document = json.loads(trimtab("convert", "r.jsonl", "out", "--json", "-").stdout)
+    # then: what was written and what was left out or joined are all lines
+    assert document["num_micro_batches"] == 40
+    numbers = [int(said.split()[0]) for said in document["notices"] if said.split()[1] in ("line", "lines")]
+    assert sorted(numbers) == [1, 1, 39]
+    assert document["num_micro_batches"] + sum(numbers) == len(lines)
+    assert any(said.startswith("the header's created") for said in document["notices"])
+
+
 def test_a_rewind_log_is_not_made_of_a_rewind_log(trimtab, spiky):
     result = trimtab("convert", spiky, "other.jsonl")
     assert (result.exit_code, "is a rewind.jsonl already" in result.stderr) == (2, True)

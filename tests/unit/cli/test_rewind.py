@@ -74,6 +74,25 @@ def test_a_drop_list_goes_beyond_the_findings_that_are_drawn(trimtab, write_log,
     assert sorted(strict((here / "drop.json").read_text())["rows"]) == sorted(spikes)
 
 
+def test_what_was_written_is_said_with_how_many_rows_it_drops(trimtab, spiky, write_log):
+    # given a run with a row to drop, one whose spike nobody made, and one without any
+    calm = write_log("calm.jsonl")
+    nobody = write_log("nobody.jsonl", spikes={50: [(8, 9.0, 50), (9, 9.0, 50), (10, 9.0, 50)]})
+    said = [
+        trimtab("rewind", path, "--drop-list", "d.json", "--json", "r.json").stdout.splitlines()[-2:]
+        for path in (spiky, calm, nobody)
+    ]
+    # then
+    assert [lines[0] for lines in said] == ["Wrote r.json"] * 3
+    assert [lines[1].removeprefix("Wrote d.json: ") for lines in said] == [
+        '2 rows to leave out, with attach(trainer, exclude="d.json")',
+        "no row to leave out: no step is out of line",
+        "no row to leave out. step 50: no row carries half of the step's loss",
+    ]
+    # then: beside a document on standard output nothing is said
+    assert "Wrote" not in trimtab("rewind", calm, "--drop-list", "d.json", "--json", "-").stdout
+
+
 def test_a_drop_list_takes_one_run(trimtab, spiky, write_log, here):
     result = trimtab("rewind", spiky, write_log("other.jsonl"), "--drop-list", "drop.json")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -341,6 +360,20 @@ def test_a_run_that_has_not_ended_says_so(trimtab, record, events, has_ended):
     assert (said in text) is not has_ended
 
 
+@pytest.mark.parametrize(("events", "has_ended"), [((), False), (("end",), True)])
+def test_the_journal_of_a_run_tells_of_its_end_what_the_run_does(trimtab, record, events, has_ended):
+    # given
+    path = record("a", events=events, sealed=False)
+    journal = path / "rank-00000.journal"
+    said = "Note: the run has not ended: it is still going on, or was killed after step 40\n"
+    # then
+    for named in (path, journal):
+        assert (said in trimtab("rewind", named).stdout) is not has_ended
+    # then: one that was closed, while the run went on in another, tells nothing
+    closed = journal.rename(path / "rank-00000.000001.journal")
+    assert said not in trimtab("rewind", closed).stdout
+
+
 def test_a_notice_never_fails_a_run(trimtab, here):
     # given a run of quiet losses with one jump of the gradient norm
     folder = create_run(here, RunHeader(run_id="r", backend="torch", created=1.0))
@@ -360,7 +393,7 @@ def test_a_person_who_waits_for_a_large_log_sees_how_far_it_is_in_plain_ascii(wr
     # given a terminal, and a log that counts as large
     path = write_log(spikes={41: [(13, 9.0, 100)]})
     program = (
-        "import sys, trimtab.cli.rewind as verb; verb.PROGRESS_FROM_BYTES = 1;"
+        "import sys, trimtab.cli.progress as progress; progress.FROM_BYTES = 1;"
         "from trimtab.cli import main; main(['rewind', sys.argv[1]])"
     )
     terminal, end = pty.openpty()

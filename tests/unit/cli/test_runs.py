@@ -29,8 +29,9 @@ def test_where_a_run_is_fits_on_its_line_however_long_the_path(trimtab, record, 
     monkeypatch.setenv("COLUMNS", "80")
     # when
     lines = trimtab("runs").stdout.splitlines()
-    # then: one line a run below the heading
-    assert len(lines) == 2 + 3
+    # then: one line a run below the heading, and one that says that something is not there
+    assert len(lines) == 2 + 3 + 1
+    assert lines[-1] == "... stands for a part of a folder that does not fit; --json has it whole."
     assert all(len(line) <= 80 for line in lines)
     assert next(line for line in lines if line.startswith("near")).split()[-1] == "runs/a"
     assert "  gone from bbb" in next(line for line in lines if line.startswith("lost"))
@@ -51,6 +52,15 @@ def test_where_a_run_is_stands_whole_where_the_current_folder_is_no_shorter_way(
     monkeypatch.setenv("COLUMNS", "400")
     shown = trimtab("runs").stdout.splitlines()[-1].split()[-1]
     assert shown == min(str(path.parents[1]), "../" * 6 + "o", key=len)
+
+
+@pytest.mark.parametrize("width", [80, 96, 120])
+def test_a_list_fits_whatever_the_width_and_says_nothing_where_nothing_is_cut(trimtab, record, monkeypatch, width):
+    record("near", out="runs/a")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert "..." not in trimtab("runs").stdout
+    record("far", out="c" * 200)
+    assert max(map(len, trimtab("runs").stdout.splitlines())) <= width
 
 
 def test_no_runs_is_an_answer(trimtab):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.dataset import describe
+from trimtab.dataset.data import is_stream, is_table_dataset, selection_of, table_of
 from trimtab.dataset.fingerprint import MAX_FULL_PASS_ROWS, NUM_SPREAD_ROWS
 
 # Few different leaves, so that two values drawn are often equal, and often only nearly so.
@@ -326,6 +327,40 @@ def test_an_iterable_dataset_is_a_stream_even_with_a_length():
             return iter(range(5))
 
     assert describe(Stream()).num_rows is None
+
+
+def test_a_stream_is_told_from_rows_by_number():
+    torch_data = pytest.importorskip("torch.utils.data")
+    datasets = pytest.importorskip("datasets")
+
+    class Stream(torch_data.IterableDataset):
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            return iter(range(5))
+
+    rows = datasets.Dataset.from_dict({"a": [1, 2, 3]})
+    streams = [Stream(), iter([1]), (row for row in [1]), rows.to_iterable_dataset()]
+
+    assert [is_stream(dataset) for dataset in streams] == [True] * 4
+    assert [is_stream(dataset) for dataset in ([], (1,), rows, rows.select([2]))] == [False] * 4
+
+
+def test_a_hugging_face_dataset_shows_its_table_and_what_it_selects_of_it():
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"a": [1, 2, 3]})
+    some = whole.select([2, 0])
+
+    assert [table_of(dataset).column("a").to_pylist() for dataset in (whole, some)] == [[1, 2, 3]] * 2
+    assert selection_of(some).column(0).to_pylist() == [2, 0]
+    assert [selection_of(other) for other in (whole, [1, 2], None)] == [None] * 3
+    assert [is_table_dataset(dataset) for dataset in (whole, some, [1, 2], whole.to_iterable_dataset())] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_without_a_dataset_the_loop_numbers_its_own_rows():

@@ -38,6 +38,12 @@ def test_a_trainer_that_trl_builds_on_its_sfttrainer_with_a_loss_of_its_own_is_r
         trimtab.attach(object.__new__(distilling))
 
 
+@pytest.mark.parametrize("kind", [transformers.GenerationConfig, type("Mine", (transformers.GenerationConfig,), {})])
+def test_what_transformers_made_and_is_no_trainer_is_refused_by_name(kind):
+    with pytest.raises(UsageError, match=rf"transformers attach knows the Trainer, found .*{kind.__name__}.*Run"):
+        trimtab.attach(kind())
+
+
 def test_a_subclass_of_the_users_own_is_accepted(bench):
     class Mine(transformers.Trainer):
         pass

@@ -83,12 +83,22 @@ def test_several_devices_in_one_process_are_refused(bench):
         trimtab.attach(trainer)
 
 
-def test_the_verbs_of_a_loop_of_ones_own_are_the_trainers_here(bench):
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda run: run.micro_batch(torch.zeros(1, 1), rows=[0]),
+        lambda run: run.step(),
+        lambda run: run.begin_window(100),
+        lambda run: run.window_open,
+        lambda run: run.window_complete,
+        lambda run: run.load_state_dict(run.state_dict()),
+    ],
+    ids=["micro_batch", "step", "begin_window", "window_open", "window_complete", "load_state_dict"],
+)
+def test_the_verbs_of_a_loop_of_ones_own_are_the_trainers_here(bench, verb):
     run = trimtab.attach(bench.trainer())
     with pytest.raises(UsageError, match=r"trainer\.train"):
-        run.micro_batch(torch.zeros(1, 1), rows=[0])
-    with pytest.raises(UsageError, match=r"trainer\.train"):
-        run.step()
+        verb(run)
 
 
 def test_the_first_line_says_what_it_does(bench, said):

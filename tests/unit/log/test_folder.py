@@ -170,6 +170,15 @@ def test_runs_are_listed_newest_last_whatever_their_names(tmp_path: Path) -> Non
     assert run_folders(tmp_path / "nothing") == []
 
 
+def test_of_runs_that_began_at_one_time_the_one_written_last_is_the_newest(tmp_path: Path) -> None:
+    # given: as a log that was converted twice
+    for place, run_id in enumerate(("b", "c", "a")):
+        folder = create_run(tmp_path, RunHeader(run_id=run_id, backend="torch", created=1e9))
+        os.utime(folder.path, (2e9 + place, 2e9 + place))
+
+    assert [path.name for path in run_folders(tmp_path)] == ["b", "c", "a"]
+
+
 def test_two_runs_in_one_folder_do_not_meet(tmp_path: Path) -> None:
     first = write_attempt(create_run(tmp_path, HEADER))
     second = write_attempt(create_run(tmp_path, RunHeader(run_id="b", backend="torch")))

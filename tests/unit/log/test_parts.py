@@ -8,6 +8,8 @@ import pytest
 from trimtab.log.parts import (
     ACTIVE,
     Part,
+    closed_journals,
+    is_newest,
     journal_name,
     list_parts,
     missing_numbers,
@@ -40,6 +42,11 @@ def test_parts_stand_rank_by_rank_in_the_order_recorded(run: Path) -> None:
     ]
 
 
+def test_the_newest_part_of_a_rank_is_the_journal_that_bears_no_number(run: Path) -> None:
+    names = [journal_name(0), journal_name(1), journal_name(0, 12), "copy-of-rank-00000.journal", "a.journal"]
+    assert [is_newest(run / name) for name in names] == [True, True, False, False, False]
+
+
 def test_what_only_looks_like_a_part_is_none(run: Path, tmp_path: Path) -> None:
     before = list_parts(run)
 
@@ -61,6 +68,14 @@ def test_what_only_looks_like_a_part_is_none(run: Path, tmp_path: Path) -> None:
         "segments/rank-00000.000005",
         "segments/rank-00000.000006",
     ]
+
+
+def test_the_closed_journals_of_a_rank_are_those_that_were_not_deleted(run: Path) -> None:
+    closed = closed_journals(run / "rank-00000.journal")
+
+    assert sorted(file.name for file in closed) == ["rank-00000.000003.journal", "rank-00000.000012.journal"]
+    assert closed_journals(run / "rank-00001.journal") == []
+    assert closed_journals(run / "other.journal") == []
 
 
 def test_segments_that_are_a_link_are_not_followed(run: Path) -> None:

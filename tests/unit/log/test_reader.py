@@ -32,6 +32,7 @@ def test_a_log_is_found_by_any_of_its_paths(tmp_path: Path, write_run: WriteRun,
     ):
         log = open_log(path)
         assert log.header.run_id == "a"
+        assert log.format == ("journal" if path == journal else "run")
         assert [block.row.tolist() for block in log.row_blocks()] == [[5]]
         assert log.notices() == []
 
@@ -100,6 +101,7 @@ def test_an_error_about_a_folder_says_what_is_in_it_and_what_is_read(tmp_path: P
     assert "run.json, rank-*.journal" in str(caught.value)
     assert "another tool's log: rewind_jsonl, " in str(caught.value)
     assert "(in a folder: rewind.jsonl or rewind.jsonl.1 " in str(caught.value)
+    assert "; TensorBoard's event files; checkpoint-*/trainer_state.json; version_*/metrics.csv; " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +124,33 @@ def test_an_error_about_a_file_says_how_it_begins(tmp_path: Path, content: bytes
     assert found in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "it,my_objective\n1,2.0\n"), ("a.jsonl", '{"it": 1, "my_objective": 2.0}\n')]
+)
+def test_an_error_about_metrics_without_a_known_loss_says_which_names_are_known(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(LogError) as caught:
+        open_log(tmp_path / name)
+
+    assert (
+        "as no log that is known does: in metrics a column, or key, must be a training loss (loss, train/loss, "
+        'train_loss, ..., or beside a step any that ends in "loss") or a gradient norm (grad_norm, train/grad_norm, '
+        "train_grad_norm, ...), and none of its names is one. Give a run folder"
+    ) in str(caught.value)
+    # then: a name that the sentence allows is read
+    (tmp_path / name).write_text(content.replace("my_objective", "my_loss"))
+    assert open_log(tmp_path / name).step_columns().loss.tolist() == [2.0]
+
+
 def test_a_journal_is_known_by_its_first_bytes_under_any_name(
     tmp_path: Path, write_run: WriteRun, make_micro: MakeMicro
 ) -> None:
     journal = write_run(create_run(tmp_path, HEADER), make_micro(1, 5))
     copy = journal.rename(tmp_path / "copy.bin")
 
-    assert [block.row.tolist() for block in open_log(copy).row_blocks()] == [[5]]
+    log = open_log(copy)
+    assert log.format == "journal"
+    assert [block.row.tolist() for block in log.row_blocks()] == [[5]]

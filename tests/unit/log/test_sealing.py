@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trimtab.log import parquet, sealing
+from trimtab.log import parquet_kinds, sealing
 from trimtab.log.folder import RunFolder, create_run
 from trimtab.log.parts import Part, list_parts
 from trimtab.log.reader import Log, open_log
@@ -232,7 +232,7 @@ def test_what_does_not_read_back_as_the_journal_is_thrown_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # given a DuckDB that writes one value wrong
-    wrong = parquet.ROWS._replace(write=parquet.ROWS.write.replace("micro,", "micro + 1 as micro,"))
+    wrong = parquet_kinds.ROWS._replace(write=parquet_kinds.ROWS.write.replace("micro,", "micro + 1 as micro,"))
     monkeypatch.setitem(sealing.KINDS, "rows.parquet", wrong)
     folder = create_run(tmp_path, HEADER)
     full_run(folder, write_run, make_micro)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from trimtab.log import records, sealing
+from trimtab.log.columns import RowColumns
 from trimtab.log.folder import create_run
 from trimtab.log.journal import JournalWriter
 from trimtab.log.reader import Log, open_log
@@ -191,13 +192,13 @@ def test_without_its_list_a_segment_is_left_out_and_said(segment: Path, spoil: C
 
 
 def test_steps_that_are_not_asked_for_are_not_read(segment: Path) -> None:
-    first, second = info_of(segment)["files"]["rows.parquet"]["groups"]
+    first, _ = info_of(segment)["files"]["rows.parquet"]["groups"]
     flip(segment / "rows.parquet", first["offset"] + 5)
     log = open_log(run_of(segment))
 
     rows = [block.step.tolist() for block in log.row_blocks(first_step=NUM_STEPS)]
 
-    assert rows == [list(range(second["first_step"], NUM_STEPS + 1))]
+    assert rows == [[NUM_STEPS]]
     assert list(log.row_blocks(first_step=NUM_STEPS + 1)) == []
     assert [block.num_records for block in log.row_blocks(last_step=0)] == []
 
@@ -211,6 +212,26 @@ def test_rows_that_are_not_asked_for_need_not_be_read(segment: Path) -> None:
     assert [block.rank.tolist() for block in blocks] == [[0], [0]]
     # and: a list too long to be named one by one gives all
     assert sum(block.num_records for block in open_log(run_of(segment)).row_blocks(rows=np.arange(2000))) == NUM_STEPS
+
+
+def test_brief_row_records_have_all_that_the_loss_of_a_step_is_made_of(segment: Path) -> None:
+    log = open_log(run_of(segment))
+    whole, brief = RowColumns.concat(log.row_blocks()), RowColumns.concat(log.row_blocks(brief=True))
+    for name in ("attempt", "step", "rank", "loss_sum", "num_tokens", "keep"):
+        np.testing.assert_array_equal(getattr(brief, name), getattr(whole, name))
+        assert getattr(brief, name).dtype == getattr(whole, name).dtype
+    assert whole.row.any()
+    assert not brief.row.any()
+
+
+def test_records_of_other_steps_are_not_handed_on(segment: Path) -> None:
+    # given row groups of 2,048 records, one a step
+    log = open_log(run_of(segment))
+    # when
+    blocks = list(log.row_blocks(first_step=2040, last_step=2050))
+    # then
+    assert [block.step.tolist() for block in blocks] == [list(range(2040, 2049)), [2049, 2050]]
+    assert list(log.row_blocks(rows=np.array([3]))) == []  # rows are multiples of 7: no block is empty
 
 
 def test_brief_step_records_are_the_whole_ones_without_their_details(segment: Path) -> None:

@@ -98,6 +98,67 @@ def test_a_step_that_nobody_finished_has_rows_only() -> None:
     assert lines.has_lr.tolist() == [True, False]
 
 
+def kept(*entries: tuple[int, int, int, float, int]) -> RowColumns:
+    """As `rows`, of micro-batches that took part in the update."""
+    return rows(*entries)._replace(keep=np.ones(len(entries), np.bool_))
+
+
+def test_where_the_rows_do_not_hold_all_tokens_of_the_step_the_record_speaks() -> None:
+    # given: steps of two micro-batches of 22 tokens; of one of step 2 the rows are known without their losses
+    sums = step_sums([kept((1, 0, 1, 44.0, 44), (1, 0, 2, 22.0, 22), (1, 0, 2, 0.0, 0), (1, 0, 3, 44.0, 44))])
+
+    lines = step_lines(sums, records((1, 0, 1, 1.01, 44, 0), (1, 0, 2, 5.5, 44, 0), (1, 0, 3, 1.0, 44, 0)))
+
+    assert lines.loss.tolist() == [1.0, 5.5, 1.0]
+    assert lines.num_tokens.tolist() == [44, 44, 44]
+    assert lines.is_reported.tolist() == [False, True, False]
+    assert lines.differs.tolist() == [False, False, False]
+
+
+def test_where_the_rows_of_one_rank_are_short_the_records_of_all_ranks_speak() -> None:
+    sums = step_sums([kept((1, 0, 1, 10.0, 10)), kept((1, 1, 1, 5.0, 5))])
+
+    lines = step_lines(sums, records((1, 0, 1, 1.0, 10, 0), (1, 1, 1, 4.0, 30, 0)))
+
+    assert lines.loss.tolist() == pytest.approx([130 / 40])
+    assert lines.num_tokens.tolist() == [40]
+
+
+def test_a_record_that_leaves_out_what_the_guard_did_does_not_speak_for_rows_that_do_not() -> None:
+    # given: one micro-batch was left out of the update, of another the losses of the rows are not known
+    sums = step_sums([kept((1, 0, 1, 0.0, 0)), rows((1, 0, 1, 220.0, 22))])
+
+    lines = step_lines(sums, records((1, 0, 1, 0.5, 44, 0)))
+
+    assert (lines.loss.tolist(), lines.is_reported.tolist()) == ([10.0], [False])
+
+
+@pytest.mark.parametrize(("tokens", "reason"), [(44, 1), (-1, 0), (0, 0)])
+def test_a_record_without_a_loss_or_a_count_does_not_speak_for_rows(tokens: int, reason: int) -> None:
+    lines = step_lines(step_sums([kept((1, 0, 1, 22.0, 22))]), records((1, 0, 1, math.nan, tokens, reason)))
+
+    assert (lines.loss.tolist(), lines.num_tokens.tolist()) == ([1.0], [22])
+
+
+@pytest.mark.parametrize(
+    ("reported", "differs"),
+    [(1.0, False), (1.09, False), (1.2, True), (0.8, True), (math.nan, True), (math.inf, True)],
+)
+def test_a_reported_loss_that_is_far_from_that_of_the_rows_is_told(reported: float, differs: bool) -> None:
+    sums = step_sums([kept((1, 0, 1, 10.0, 10), (1, 0, 2, math.nan, 10))])
+
+    lines = step_lines(sums, records((1, 0, 1, reported, 10, 0), (1, 0, 2, math.nan, 10, 0)))
+
+    assert lines.loss[0] == 1.0
+    assert lines.differs.tolist() == [differs, False]
+
+
+def test_of_what_the_guard_left_out_of_a_reported_loss_no_difference_is_told() -> None:
+    lines = step_lines(step_sums([rows((1, 0, 1, 10.0, 10))]), records((1, 0, 1, 0.1, 10, 0)))
+
+    assert lines.differs.tolist() == [False]
+
+
 def test_the_lowest_rank_speaks_for_a_step_and_tokens_are_those_of_all_ranks() -> None:
     lines = step_lines(step_sums([]), records((1, 3, 1, 4.0, 10, 0), (1, 1, 1, 2.0, 5, 0), (1, 2, 1, 3.0, 7, 0)))
 
@@ -138,13 +199,13 @@ def test_a_loss_without_a_count_of_tokens_is_taken_where_no_row_says_otherwise()
     assert with_rows.has_loss.tolist() == [False, False, True]
 
 
-def test_a_record_of_unknown_tokens_is_measured_and_counts_none() -> None:
+def test_a_record_of_unknown_tokens_is_measured_and_its_tokens_stay_unknown() -> None:
     lines = step_lines(step_sums([]), records((1, 0, 1, 4.0, -1, 0), (1, 1, 1, 2.0, -1, 0), (1, 0, 2, math.nan, -1, 0)))
 
     assert lines.has_loss.tolist() == [True, True]
     assert lines.loss[0] == 3.0
     assert lines.finite.tolist() == [True, False]
-    assert lines.num_tokens.tolist() == [0, 0]
+    assert lines.num_tokens.tolist() == [-1, -1]
 
 
 def test_a_record_of_unknown_tokens_speaks_for_rows_recorded_without_their_losses() -> None:

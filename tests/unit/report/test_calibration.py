@@ -79,6 +79,14 @@ def test_a_narrow_terminal_gets_each_setting_on_a_line_too(draw):
     drawn = draw(width=80)
     assert "* mean x2 8 1,250 5.208 % 3 of 3 1,222 4" in lines(drawn)
     assert all(len(line) <= 80 for line in drawn.splitlines()[2:6])
+    # then: and what it does not get is said
+    assert "In 96 characters or more also: skips in a row, first skipped steps; --json has them" in drawn
+    assert "characters or more" not in draw(width=96)
+
+
+def test_what_a_setting_skips_is_not_called_a_finding(draw):
+    heading = lines(draw())[2]
+    assert heading == "rule setting window skips share caught others in a row lock-ups first at"
 
 
 def test_where_no_setting_is_fit_there_is_no_code(draw):

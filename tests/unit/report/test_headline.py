@@ -134,3 +134,10 @@ def test_a_loss_beyond_float32_is_called_not_finite_and_why(make_findings, make_
 def test_without_rows_nothing_is_said(make_findings):
     assert headline(make_findings(rows=())) == []
     assert headline(make_findings(step=None, step_reason=None, rows=(), spikes=())) == []
+
+
+def test_a_long_id_of_a_row_is_cut_with_a_mark(make_findings, make_row):
+    lines = headline(make_findings(rows=(make_row(name="a" * 200), make_row(row=16))))
+    assert lines[0].startswith(f"row 17 (id {'a' * 200}): ")
+    lines = headline(make_findings(rows=(make_row(name="\u4e2d" * 40), make_row(row=16))))
+    assert lines[0].startswith("row 17 (id " + ("\\u4e2d" * 40)[:197] + "...): ")

@@ -1,5 +1,6 @@
 """What a person sees of one row."""
 
+import dataclasses
 import io
 
 import pytest
@@ -16,18 +17,18 @@ VISITS = (
     Visit(step=12, loss=None, tokens=0, left_out=False),
 )
 HISTORY = RowHistory(
-    row=17, name=None, table_row=None, count=3, mean_loss=2.0, best=VISITS[0], worst=VISITS[1], visits=VISITS,
-    visits_left_out=0,
+    row=17, name=None, table_row=None, count=3, num_steps=3, mean_loss=2.0, best=VISITS[0], worst=VISITS[1],
+    visits=VISITS, visits_left_out=0,
 )  # fmt: skip
 
 
 @pytest.fixture
 def draw():
-    def drawn(history=HISTORY, *, row=None, repetition=None, withheld=None, width=100):
+    def drawn(history=HISTORY, *, row=None, repetition=None, source=None, withheld=None, width=100):
         file = io.StringIO()
         console = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
         text = read_row(row) if row is not None else None
-        render_row(history, text=text, repetition=repetition, withheld=withheld, console=console)
+        render_row(history, text=text, repetition=repetition, source=source, withheld=withheld, console=console)
         return file.getvalue()
 
     return drawn
@@ -46,9 +47,23 @@ def test_where_a_row_occurred_is_told(draw):
     assert "12 no supervised tokens 0" in lines
 
 
+@pytest.mark.parametrize(("num_steps", "told"), [(2, "It occurs 3 times in 2 steps; mean loss 2,"), (1, "in 1 step;")])
+def test_pieces_of_a_row_in_one_step_are_told_from_visits(draw, num_steps, told):
+    assert told in draw(dataclasses.replace(HISTORY, num_steps=num_steps))
+
+
 def test_its_other_names_are_told_as_text(draw):
     history = RowHistory(
-        row=17, name=HOSTILE, table_row=4, count=0, mean_loss=None, best=None, worst=None, visits=(), visits_left_out=0
+        row=17,
+        name=HOSTILE,
+        table_row=4,
+        count=0,
+        num_steps=0,
+        mean_loss=None,
+        best=None,
+        worst=None,
+        visits=(),
+        visits_left_out=0,
     )
     text = draw(history)
     assert lines_of(text)[0].startswith("Row 17 (id \\x1b[31mred")
@@ -75,6 +90,13 @@ def test_hostile_text_is_shown_as_escapes_and_no_line_of_it_stands_where_ours_do
     assert all(char == "\n" or " " <= char <= "~" for char in text)
     assert "\nRow 18" not in text
     assert "\n    Row 18\\rx\n" in text
+
+
+def test_where_the_text_was_read_is_said(draw):
+    text = draw(row={"text": "x"}, repetition=0.0, source=f"data/{HOSTILE}.jsonl")
+    assert "\n1 field, repetition 0; read from data/\\x1b[31m" in text
+    assert text.isascii()
+    assert "read from" not in draw(row={"text": "x"}, repetition=0.0)
 
 
 def test_why_the_text_is_missing_is_said(draw):

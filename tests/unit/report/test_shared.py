@@ -16,8 +16,8 @@ def drawn(*shared, num_runs=3):
     return file.getvalue().strip()
 
 
-def shared(step=946, rows=(), runs=("a", "b"), *, rows_known=True):
-    return SharedSpike(step=step, rows=rows, runs=runs, rows_known=rows_known)
+def shared(step=946, rows=(), runs=("a", "b"), *, rows_known=True, last=None):
+    return SharedSpike(step=step, rows=rows, runs=runs, rows_known=rows_known, last=last)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,19 @@ def shared(step=946, rows=(), runs=("a", "b"), *, rows_known=True):
         (shared(), "Step 946 spikes in 2 of 3 runs, but at other rows: not the data's doing"),
         (
             shared(rows_known=False),
-            "Step 946 spikes in 2 of 3 runs; no rows are known. In the same data order that is the data's doing",
+            "Step 946 spikes in 2 of 3 runs; the rows are known of one of them at most. In the same data order that is "
+            "the data's doing",
+        ),
+        (shared(rows=(17,), last=950), "Steps 946-950, row 17: the same rows spike in 2 of 3 runs: the data's doing"),
+        (
+            shared(last=946),
+            "Step 946: spikes in 2 of 3 runs that begin or peak at different steps. Their leading rows are of "
+            "different steps: --step N shows those of one step in each run",
+        ),
+        (
+            shared(rows_known=False, last=950),
+            "Steps 946-950: spikes in 2 of 3 runs that begin or peak at different steps. The rows are known "
+            "of one of them at most; in the same data order that may be the data's doing",
         ),
     ],
 )

@@ -97,25 +97,81 @@ def test_notices_are_not_broken_into_lines(draw, make_findings):
     assert f"Note: {notice}".rstrip() in draw(make_findings(notices=(notice,)), width=60)
 
 
-def test_what_rows_say_is_shown_where_it_is_known(draw, make_findings, make_row):
-    assert "preview" not in draw(make_findings())
-    rows = (make_row(preview="to be or not", repetition=0.256), make_row(row=5, name="abc", table_row=70))
-    lines = [" ".join(line.split()) for line in draw(make_findings(rows=rows), width=160).splitlines()]
-    assert "row count loss tokens share excess id table row repetition preview" in lines
-    assert "17 1 9 300 98.4 % +8.045 - - 0.26 to be or not" in lines
-    assert "5 1 9 300 98.4 % +8.045 abc 70 - -" in lines
+def test_what_rows_say_stands_below_them_where_it_is_known(draw, make_findings, make_row):
+    rows = (
+        make_row(preview="to be or not", repetition=0.256),
+        make_row(row=5, name="abc", table_row=70),
+        make_row(row=6, preview="", repetition=0.0),
+    )
+    # when
+    lines = draw(make_findings(rows=rows), width=160).splitlines()
+    # then
+    first = next(at for at, line in enumerate(lines) if line.startswith("row   "))
+    assert lines[first].split() == [
+        "row",
+        "count",
+        "loss",
+        "tokens",
+        "share",
+        "excess",
+        "repetition",
+        "id",
+        "table",
+        "row",
+    ]
+    told = lines[first + 2 :]
+    assert " ".join(told[0].split()) == "17 1 9 300 98.4 % +8.045 0.26 - -"
+    assert told[1] == "    to be or not"
+    assert " ".join(told[2].split()) == "5 1 9 300 98.4 % +8.045 - abc 70"
+    assert told[3].split()[0] == "6"
+    assert told[4] == "    (empty)"
 
 
-@pytest.mark.parametrize("width", [160, 120, 100])
+def test_in_a_narrow_terminal_names_stand_below_too_and_every_line_fits(draw, make_findings, make_row):
+    # given the widest of everything
+    row = make_row(
+        row=1234567, loss=None, tokens=123456, excess=-1234.5, repetition=0.256, name="n" * 100, table_row=7654321,
+        preview="p" * 120,
+    )  # fmt: skip
+    # when
+    lines = draw(make_findings(rows=(row, make_row(row=6, repetition=0.0))), width=80).splitlines()
+    # then
+    place = next(at for at, line in enumerate(lines) if line.startswith("1234567"))
+    assert lines[place].split()[-1] == "0.26"
+    assert lines[place + 1].startswith(f"    id {'n' * 21}..., table row 7654321: ppppp")
+    assert len(lines[place + 1]) == 80
+    assert lines[place + 1].endswith("p...")
+    assert lines[place + 2].split()[0] == "6"
+    assert max(map(len, lines[place - 2 :])) == 80
+
+
+@pytest.mark.parametrize("width", [160, 100, 80, 40])
+def test_no_line_of_a_table_ends_in_blanks(draw, make_findings, make_row, width):
+    text = draw(make_findings(rows=(make_row(preview="x"), make_row(name="abc"))), width=width)
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("width", [160, 120, 100, 80])
 def test_a_preview_takes_one_line_with_something_of_each_part(draw, make_findings, make_row, width):
-    # given: three parts of 48 characters
-    long = make_row(preview=" ... ".join(("s" * 48, "m" * 48, "f" * 47 + "Z")), repetition=1.0)
+    # given: three parts of 60 characters
+    long = make_row(preview=" ... ".join(("s" * 60, "m" * 60, "f" * 59 + "Z")), repetition=1.0)
     # when
     text = draw(make_findings(rows=(long, long, long)), width=width)
     # then
-    rows = [line for line in text.splitlines() if "98.4 %" in line and "sss" in line]
+    rows = [line for line in text.splitlines() if "sss" in line]
     assert len(rows) == 3
-    assert all("s ... mm" in line and line.rstrip().endswith("fZ") and len(line) <= width for line in rows)
+    assert all("s ... mm" in line and line.endswith("fZ") and width - 3 <= len(line) <= width for line in rows)
+
+
+def test_a_preview_full_of_the_marks_between_its_parts_keeps_its_start_and_its_end(draw, make_findings, make_row):
+    row = make_row(preview="THE START ... " + "x ... " * 40 + "THE END", repetition=1.0)
+    (line,) = [line for line in draw(make_findings(rows=(row,))).splitlines() if "THE START ... " in line]
+    assert line.endswith("THE END")
+
+
+def test_data_that_has_no_use_is_said_though_no_rows_are_listed(draw, make_findings):
+    text = draw(make_findings(rows=(), step=None, blame=None, preview_withheld="this log holds no rows, only steps"))
+    assert "\n\nPreview withheld: this log holds no rows, only steps\n" in text
 
 
 @pytest.mark.parametrize("field", ["preview", "name"])

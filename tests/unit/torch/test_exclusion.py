@@ -125,6 +125,16 @@ def test_a_hugging_face_dataset_stays_one(exclude):
     assert remainder["x"][:] == [109, 107, 106]
 
 
+def test_rows_found_in_a_list_are_left_out_of_a_dataset_with_the_same_rows(exclude, tmp_path):
+    import datasets
+
+    exclude([0, 3], dataset=list(ROWS))
+    dataset = datasets.Dataset.from_list(ROWS)
+    exclusion = Exclusion(tmp_path / "drop.json", dataset=dataset)
+    assert exclusion.remainder(dataset)["x"][:] == [101, 102, *range(104, 111)]
+    assert "fingerprint" not in exclusion.introduction()
+
+
 def test_nothing_left_and_another_dataset_are_refused(exclude):
     with pytest.raises(UsageError, match="all 11 rows"):
         exclude(list(range(11)), dataset=list(ROWS))
@@ -141,8 +151,10 @@ def test_a_loader_over_other_rows_than_the_remainder_is_refused(exclude):
 
 
 @pytest.mark.parametrize("dataset", [list(ROWS), Stream()], ids=["list", "stream"])
-def test_an_empty_list_leaves_nothing_out(exclude, dataset):
+def test_an_empty_list_leaves_nothing_out_and_says_so(exclude, dataset):
     exclusion = exclude([], dataset=dataset)
+    assert exclusion.introduction().startswith("Trimtab leaves no row out of training: ")
+    assert exclusion.introduction().endswith("drop.json lists none.")
     found = batches_of(exclusion.remainder(dataset), exclusion)
     assert [x for batch in found for x in batch["x"].tolist()] == [100 + i for i in range(11)]
 

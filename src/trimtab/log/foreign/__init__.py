@@ -77,6 +77,13 @@ def usual_files(folder: Path) -> list[Path]:
     return []
 
 
+def other_files(folder: Path) -> list[Path]:
+    """Files of a folder that `usual_files` passes over: under usual names of further formats."""
+    read = usual_files(folder)
+    named = [folder / name for name in file_names() if (folder / name).is_file()]
+    return [file for file in named if file not in read and not any(map(file.samefile, read))]
+
+
 def format_of(path: Path, head: bytes) -> Format | None:
     """The format that knows this file by its content, whatever its name; None if none does.
 

@@ -28,11 +28,13 @@ class LeftOut:
     Args:
         noun: What is counted.
         nouns: The same in the plural.
+        fate: What became of them.
     """
 
-    def __init__(self, noun: str = "line", nouns: str = "lines") -> None:
+    def __init__(self, noun: str = "line", nouns: str = "lines", *, fate: str = "left out") -> None:
         self._noun = noun
         self._nouns = nouns
+        self._fate = fate
         self._counts: dict[str, _Count] = {}
 
     def add(self, number: int, reason: str) -> None:
@@ -58,6 +60,16 @@ class LeftOut:
 
     def _notice(self, reason: str, counted: _Count) -> str:
         if counted.count == 1:
-            return f"1 {self._noun} {reason} was left out ({self._noun} {counted.first[0]})"
+            return f"1 {self._noun} {reason} was {self._fate} ({self._noun} {counted.first[0]})"
         named = ", ".join(map(str, counted.first)) + (", ..." if counted.count > MAX_NAMED else "")
-        return f"{counted.count} {self._nouns} {reason} were left out ({self._nouns} {named})"
+        return f"{counted.count} {self._nouns} {reason} were {self._fate} ({self._nouns} {named})"
+
+
+def on_open_line(number: int | None) -> list[str]:
+    """What to say of a last line without a line end; nothing without one.
+
+    It is left out whatever it holds: a number cut short is a number still, and may be a wrong step or loss.
+    """
+    if number is None:
+        return []
+    return [f"the last line ({number}) has no line end and was left out: it may be torn"]

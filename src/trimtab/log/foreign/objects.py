@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trimtab.log.foreign.line_blocks import line_blocks
-from trimtab.log.foreign.metric_names import is_eval_loss, rank_of
-from trimtab.log.foreign.rewind_lines import BYTE_ORDER_MARK
+from trimtab.log.foreign.steps.metric_names import is_eval_loss, rank_of
 
 NEAR_LINES: Final = 1_000
 """Lines looked at before a file is none of these."""
@@ -39,7 +38,7 @@ def objects_near_beginning(path: Path) -> Iterator[dict[str, Any]]:
         first = next(line_blocks(file), None)
     if first is None:
         return
-    for line in islice(first.data.removeprefix(BYTE_ORDER_MARK).split(b"\n"), NEAR_LINES):
+    for line in islice(first.data.split(b"\n"), NEAR_LINES):
         found = read_object(line) if line.lstrip().startswith(b"{") else None
         if found is not None:
             yield found

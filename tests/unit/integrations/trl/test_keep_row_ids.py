@@ -13,7 +13,7 @@ from trl import SFTTrainer
 import trimtab
 from trimtab import MissingExtraError
 from trimtab.dataset import describe
-from trimtab.integrations.trl_rows import COLUMN
+from trimtab.integrations.trl_keeping import COLUMN
 
 DROPPING = dict(kind="prompt-completion", args=dict(max_length=6))  # a longer prompt leaves nothing to learn
 DROPPED = {2, 7}

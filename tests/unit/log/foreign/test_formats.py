@@ -19,6 +19,7 @@ from trimtab.values import RunHeader
 class TallySource:
     """A log of one row a line."""
 
+    format = "tally"
     has_rows = True
     header = RunHeader(run_id=None, backend="tally")
 
@@ -29,7 +30,7 @@ class TallySource:
     def notices(self):
         return ["a tally"]
 
-    def row_blocks(self, *, first_step=None, last_step=None, rows=None, progress=None):
+    def row_blocks(self, *, first_step=None, last_step=None, rows=None, brief=False, progress=None):
         rows = np.array(Path(self.path).read_text().split()[1:], np.int64)
         ones = np.ones(rows.size, np.int64)
         yield RowColumns(
@@ -71,8 +72,26 @@ def test_a_new_format_is_opened_by_its_file_and_by_its_folder(tally, tmp_path):
     # then
     for named in (path, tmp_path):
         log = open_log(named)
-        assert (log.path, log.header.backend, log.notices()) == (str(path), "tally", ["a tally"])
+        assert (log.path, log.format, log.header.backend, log.notices()) == (str(path), "tally", "tally", ["a tally"])
         assert log.rows().numpy()["row"].tolist() == [5, 6]
+
+
+def test_a_log_says_which_format_it_is_of(tmp_path):
+    # given: a log of each format, under a name that tells nothing
+    logs = {
+        "rewind_jsonl": b'{"kind": "header", "version": 1}\n',
+        "tensorboard": bytes(12) + b"\x1a\x0dbrain.Event:2",
+        "trainer_state": b'{"log_history": [{"step": 1, "loss": 1.5}]}',
+        "metrics_jsonl": b'{"step": 1, "loss": 1.5}\n',
+        "metrics_csv": b"step,loss\n1,1.5\n",
+        "text_logs": b"iter 1: loss 1.5, time 1ms, mfu 1%\n",
+    }
+    assert tuple(logs) == foreign.FORMATS
+    # then
+    for name, content in logs.items():
+        path = tmp_path / "log"
+        path.write_bytes(content)
+        assert open_log(path).format == name
 
 
 def test_a_format_knows_its_files_by_what_is_in_them_not_by_their_name(tally, write, header, batch, tmp_path):
