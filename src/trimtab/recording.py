@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trimtab import __version__
 from trimtab.errors import UsageError
 from trimtab.log.folder import RunFolder, check_run_id, continue_run, create_run, is_run_folder, new_run_id, run_path
 from trimtab.notices import say, warn
@@ -44,7 +45,7 @@ class Recording:
         """Prepares a log; nothing is written yet.
 
         Args:
-            header: What is known about the run; `run_id`, `created` and `out` are filled in here.
+            header: What is known about the run; `run_id`, `created`, `out` and the version are filled in here.
             out: Folder under which the run folder `trimtab/<run_id>` is made.
             run_id: An existing run of `out` to continue as its next attempt, or a name for a new one.
             record: False: no folder, no registry entry, no thread.
@@ -146,7 +147,13 @@ class Recording:
         now = self._clock()
         try:
             run_id = self._run_id if self._run_id is not None else new_run_id(now)
-            header = replace(self._header, run_id=run_id, created=now, out=str(self._out.absolute()))
+            header = replace(
+                self._header,
+                run_id=run_id,
+                created=now,
+                out=str(self._out.absolute()),
+                trimtab_version=__version__,
+            )
             if is_run_folder(run_path(self._out, run_id)):
                 self._folder = continue_run(self._out, run_id, header)
             else:

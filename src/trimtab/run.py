@@ -141,6 +141,7 @@ class RunCore:
         num_tokens: int,
         *,
         aux: float = 0.0,
+        beyond: float = 0.0,
         leading_row: Callable[[], int | None] = lambda: None,
     ) -> Verdict:
         """Decides about the micro-batch at hand, before its backward.
@@ -149,6 +150,7 @@ class RunCore:
             loss_sum: Sum of its loss over supervised tokens.
             num_tokens: Their count.
             aux: Sum of its further loss terms; the micro-batch is skipped if this is not finite.
+            beyond: What its loss holds beside that of its tokens, in the unit of their mean: it is judged with it.
             leading_row: Finds the row that leads the micro-batch; called only for one that is skipped.
 
         Returns:
@@ -159,13 +161,14 @@ class RunCore:
         """
         assert self.guard is not None, "judge() belongs to a run with a guard"
         # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
-        verdict = self.guard.check(loss_sum + aux * 0.0, num_tokens, step=self.step)
+        verdict = self.guard.check(loss_sum + aux * 0.0 + beyond * num_tokens, num_tokens, step=self.step)
         self.window.num_tokens += num_tokens
         if not verdict.keep:
-            # With finite losses a further term is what is not finite, and no row is to blame.
-            blameless = verdict.reason == "nonfinite" and math.isfinite(loss_sum)
+            # With finite losses a further term is what is not finite, and no row is to blame; nor for a spike that is
+            # mostly such a term.
+            is_term = math.isfinite(loss_sum) if verdict.reason == "nonfinite" else 2 * abs(beyond) > abs(verdict.loss)
             if self._num_skips_said < SKIPS_SAID:
-                self._say_skipped(verdict, row=None if blameless else leading_row())
+                self._say_skipped(verdict, row=None if is_term else leading_row())
             self.window.num_skipped_micros += 1
             self.window.num_skipped_tokens += num_tokens
         return verdict

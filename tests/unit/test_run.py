@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import trimtab
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.log.reader import Log, open_log
@@ -53,6 +54,27 @@ def rows_in(log: Log) -> list[tuple[int, int, int]]:
 
 
 GUARD = GuardConfig(multiplier=2.0)
+
+
+def test_the_log_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    core = RunCore(HEADER, out=tmp_path)
+    train(core)
+    assert recorded(core).header.trimtab_version == trimtab.__version__ != ""
+
+
+def test_what_a_loss_holds_beside_that_of_its_tokens_is_judged_with_it_and_blamed_on_no_row(tmp_path, said) -> None:
+    # given: four losses of 1 over 10 tokens
+    core = RunCore(HEADER, out=tmp_path, guard=GUARD)
+    for _ in range(4):
+        assert core.judge(10.0, 10).keep
+    # when: one of 1 with a term of 5, one of 5 with one of 1
+    term = core.judge(10.0, 10, beyond=5.0, leading_row=lambda: 7)
+    row = core.judge(50.0, 10, beyond=1.0, leading_row=lambda: 8)
+    # then
+    assert [(verdict.keep, verdict.reason, verdict.loss) for verdict in (term, row)] == [(False, "spike", 6.0)] * 2
+    lines = [line for line in said() if "Guard skipped" in line]
+    assert ["leads it" in line for line in lines] == [False, True]
+    assert "row 8 leads it" in lines[1]
 
 
 def trained_state(tmp_path: Path) -> dict[str, Any]:

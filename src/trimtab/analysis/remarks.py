@@ -57,9 +57,11 @@ def on_reading(reading: StepReading) -> list[str]:
         them = "it" if first == last else "them"
         notices.append(f"{left_out} left out: a later attempt of the run went over {them} again")
     notices += _on_older_attempts(reading)
-    num_empty = int(series.num_empty.sum())
+    # Of a step whose rows do not hold its loss it is said elsewhere that theirs is not known.
+    empty = series.num_empty[~series.is_reported]
+    num_empty = int(empty.sum())
     if num_empty:
-        where = count(int(np.count_nonzero(series.num_empty)), "step")
+        where = count(int(np.count_nonzero(empty)), "step")
         have = "it has no loss" if num_empty == 1 else "they have no loss"
         notices.append(f"{count(num_empty, 'row record')} without supervised tokens, in {where}: {have}")
     num_unmeasured = int(np.count_nonzero(~series.measured))

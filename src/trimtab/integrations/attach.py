@@ -44,7 +44,8 @@ def attach(
             dataset's rows are numbered by their index, and the id is kept beside it.
         run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
         exclude: A file that `trimtab rewind --drop-list FILE` wrote: its rows are left out of the training, as if the
-            dataset never had them, and the others keep their numbers. `trainer.train_dataset` stays as it is.
+            dataset never had them (of a stream whatever else has their content, too), and the others keep their
+            numbers. `trainer.train_dataset` stays as it is.
 
     Returns:
         The run: `run.run_id`, `run.folder`, `run.event(...)`, `run.close()`.

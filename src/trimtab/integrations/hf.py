@@ -70,6 +70,7 @@ class TrainerRun(Run):
                 "has several losses: set CUDA_VISIBLE_DEVICES to one GPU, or start it with torchrun."
             )
         self._trainer: Any = trainer
+        self._row_id = row_id
         self._data = self._new_data(row_id=row_id, record=record)
         super().__init__(
             out if out is not None else trainer.args.output_dir,
@@ -85,6 +86,7 @@ class TrainerRun(Run):
             self._data.leave_out(exclude)
         self._training = False
         self._in_training_step = False
+        self._has_other_data = False
         self._num_trainings = 0
         self._clip: Any = None
         self._tap: TrainerTap | None = None
@@ -201,6 +203,7 @@ class TrainerRun(Run):
             reason = "closed"
             self._training = True
             try:
+                self._look_at_data()
                 return train(*args, **kwargs)
             except BaseException as error:
                 reason = type(error).__name__
@@ -217,9 +220,12 @@ class TrainerRun(Run):
         """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
         self._remove_taps()
         core = self._core
-        if self._num_trainings:
+        if self._num_trainings or (self._has_other_data and core.folder is not None):
             core.close(reason="begun again")
             core = self._new_core(run_id=None)
+        elif self._has_other_data:
+            core = self._new_core(run_id=core.run_id)
+        self._has_other_data = False
         self._gate = Gate(core, model=self._trainer.model)
         self._window = TrainerWindow(self._trainer, self._gate)
         self._data.record_exclusion(core)
@@ -238,6 +244,16 @@ class TrainerRun(Run):
 
         accelerator.clip_grad_norm_ = measured_clip
 
+    def _look_at_data(self) -> None:
+        """Makes the runs to come those of the dataset that the trainer has by now."""
+        self._has_other_data = self._data.look_again()
+        if not self._has_other_data:
+            return
+        make, settings = self._new_core.func, self._new_core.keywords
+        [header] = self._new_core.args
+        header = self._described(header, dataset=self._data.dataset, row_id=self._row_id)
+        self._new_core = functools.partial(make, header, **settings)
+
     def _remove_taps(self) -> None:
         if self._tap is not None:
             self._tap.remove()
@@ -254,7 +270,7 @@ class TrainerRun(Run):
             self._say_no_row_losses(rows)
             loss_sum = loss.detach() * (num_items if per_token else num_labels)
             rows = rows_alone(self._data.known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
-        return self._window.take(loss, rows, per_token=per_token)
+        return self._window.take(loss, rows, per_token=per_token, num_items=num_items)
 
     def _say_no_row_losses(self, why: str) -> None:
         if self._said_no_row_losses:
@@ -270,6 +286,7 @@ class TrainerRun(Run):
         self._training = False
         self._remove_taps()
         self._data.tell_outcome()
+        self._window.tell_further_terms()
         self._core.close(reason=reason)
         if self.folder is not None:
             tell_findings(self.folder, ended_by=reason)

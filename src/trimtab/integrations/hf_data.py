@@ -20,7 +20,7 @@ from trimtab.integrations.hf_rows import id_book
 from trimtab.notices import say
 from trimtab.run import RunCore
 from trimtab.torch.exclusion import Exclusion
-from trimtab.torch.loader import ROW_KEY, tag_rows
+from trimtab.torch.loader import LOOSE_KEY, ROW_KEY, tag_rows
 from trimtab.torch.marks import MARKS_KEY
 from trimtab.torch.row_ids import IdBook
 
@@ -32,6 +32,7 @@ class TrainingData:
         exclusion: Which rows are left out; None: none.
         rows: (B,) rows of the micro-batch at hand, or (1, L) or (B, T) rows of its tokens; None where the batch did not
             carry any.
+        loose_rows: (S, K) rows that the micro-batch at hand was made of, where it does not carry rows in their places.
         book: Ids of the rows; None where nothing is known beside their numbers, or nothing is recorded.
     """
 
@@ -39,8 +40,10 @@ class TrainingData:
         """Knows the trainer; for the other arguments see `trimtab.attach`."""
         self.exclusion: Exclusion | None = None
         self.rows: torch.Tensor | None = None
+        self.loose_rows: torch.Tensor | None = None
         self.book: IdBook | None = None
         self._trainer = trainer
+        self._seen = trainer.train_dataset
         self._row_id = row_id
         self._record = record
 
@@ -59,6 +62,21 @@ class TrainingData:
         """What is recorded of the training, in words."""
         return "rows, losses and steps of this Trainer"
 
+    def look_again(self) -> bool:
+        """Finds out, where a training begins, whether the trainer's dataset is another than when it was looked at last.
+
+        Says so: what is known of the rows is then that of the new one.
+        """
+        if self._trainer.train_dataset is self._seen:
+            return False
+        self._seen = self._trainer.train_dataset
+        if self.exclusion is None:  # else it is refused
+            self._tell_replaced()
+        return True
+
+    def _tell_replaced(self) -> None:
+        say("hf", "The trainer's train_dataset was replaced after attach: rows are numbered by the new one.")
+
     def row_index(self, facts: DatasetFacts) -> str:
         """What a row number indexes, in words."""
         if facts.num_rows is not None:
@@ -71,7 +89,7 @@ class TrainingData:
         Raises:
             UsageError: It is no drop list of this dataset.
         """
-        self.exclusion = Exclusion(path, dataset=self._trainer.train_dataset)
+        self.exclusion = Exclusion(path, dataset=self._trainer.train_dataset, row_id=self._row_id)
 
     def build_loader(self, build: Callable[[], Any]) -> Any:
         """Lets the trainer build its training loader, over the remainder of its dataset if rows are left out."""
@@ -98,16 +116,18 @@ class TrainingData:
         """Takes out of a batch what its model must not see, and records the ids of its rows. Does not wait."""
         found = inputs if isinstance(inputs, MutableMapping) else {}
         self.rows, marks = found.pop(ROW_KEY, None), found.pop(MARKS_KEY, None)
+        self.loose_rows = found.pop(LOOSE_KEY, None)
         if self.book is None:
             return
-        numbers = marks if self.book.by_marks else self.rows
+        numbers = marks if self.book.by_marks else self.rows if self.rows is not None else self.loose_rows
         ids = self.book.late(numbers) if numbers is not None else None
         if ids is not None:
             core.record_row_ids(ids)
 
     def known_rows(self) -> torch.Tensor:
-        """The rows of the micro-batch at hand; none where the batch did not carry any."""
-        return self.rows if self.rows is not None else torch.zeros(0, dtype=torch.int64)
+        """The rows of the micro-batch at hand, in whatever place; none where the batch did not carry any."""
+        known = (rows for rows in (self.rows, self.loose_rows) if rows is not None)
+        return next(known, torch.zeros(0, dtype=torch.int64))
 
     def tell_outcome(self) -> None:
         """Says at the end of a training what became of the rows that were to be left out."""

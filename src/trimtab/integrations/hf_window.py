@@ -10,6 +10,7 @@ of the step. The verbs, in this order:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from trimtab.notices import say
 from trimtab.torch.gate import Gate
 from trimtab.torch.gradients import current_lr, drop_gradients, scale_gradients, total_norm
 from trimtab.torch.losses import RowLosses
@@ -26,6 +28,33 @@ from trimtab.values import StepReason
 
 _UNCOUNTED: Final = -1
 """Tokens of a step whose labels nobody has seen: its loss stands all the same."""
+
+_NOISE: Final = 1e-3
+"""Part of a loss that may come of adding it up in another order."""
+
+_NOISE_EPS: Final = 4
+"""The same in units in the last place, for a loss in half precision."""
+
+
+def loss_beyond_rows(loss: torch.Tensor, rows: RowLosses, *, num_items: Any) -> torch.Tensor:
+    """What a trainer's loss holds beside the losses of its tokens. Does not wait for the device.
+
+    Args:
+        loss: 0-d, detached, the final loss of a micro-batch.
+        rows: What its rows cost.
+        num_items: Supervised tokens of the window, by which it may have been divided; None: by its own tokens.
+
+    Returns:
+        0-d, in the unit of the loss; 0 where it is the sum of its tokens' losses over either count, up to rounding, and
+        where it is not finite.
+    """
+    total = rows.loss_sum.detach()
+    divisors = [rows.num_tokens.clamp(min=1), *([] if num_items is None else [num_items])]
+    rests = [loss - total / divisor for divisor in divisors]
+    rest = functools.reduce(lambda one, other: torch.where(one.abs() <= other.abs(), one, other), rests)
+    noise = max(_NOISE, _NOISE_EPS * torch.finfo(loss.dtype).eps)
+    is_beyond = torch.isfinite(rest) & (rest.abs() > noise * loss.abs()) & (rows.num_tokens > 0)
+    return torch.where(is_beyond, rest, 0.0)
 
 
 class TrainerWindow:
@@ -41,6 +70,8 @@ class TrainerWindow:
         self._trainer = trainer
         self._gate = gate
         self._per_token = False
+        self._num_micros = 0
+        self._num_beyond = torch.zeros((), dtype=torch.int64)
         self.begin()
 
     def begin(self) -> None:
@@ -54,20 +85,24 @@ class TrainerWindow:
 
     # Once a micro-batch.
 
-    def take(self, loss: torch.Tensor, rows: RowLosses, *, per_token: bool) -> torch.Tensor:
+    def take(self, loss: torch.Tensor, rows: RowLosses, *, per_token: bool, num_items: Any = None) -> torch.Tensor:
         """Judges and records one micro-batch.
 
         Args:
             loss: 0-d, what its trainer would call backward on.
             rows: What each of its rows cost.
             per_token: Whether the trainer takes the loss for a sum over the tokens of the whole window.
+            num_items: Supervised tokens of that window, as the trainer counts them; None where it does not.
 
         Returns:
             The loss to call backward on, 0-d.
         """
         self._per_token = per_token
-        # The final loss may hold further terms (a router's, say): it must be finite as well.
-        verdict = self._gate.take(rows, extra=loss)
+        # The final loss may hold further terms (a router's, say): it must be finite as well, and is judged with them.
+        beyond = loss_beyond_rows(loss.detach(), rows, num_items=num_items)
+        self._num_micros += 1
+        self._num_beyond = self._num_beyond + (beyond != 0)
+        verdict = self._gate.take(rows, extra=loss, beyond=beyond)
         totals = self._totals
         totals.num_tokens = totals.num_tokens + rows.num_tokens
         if verdict is None:
@@ -95,6 +130,20 @@ class TrainerWindow:
     def add_reported(self, loss: torch.Tensor) -> None:
         """Adds what the trainer itself reports of a micro-batch, 0-d; their sum is the loss of its step."""
         self._totals.loss = self._totals.loss + loss
+
+    # Once a training.
+
+    def tell_further_terms(self) -> None:
+        """Says at the end of a training how often the loss held more than that of the tokens. Waits for the device."""
+        num_beyond = int(self._num_beyond)
+        if not num_beyond:
+            return
+        judged = "it was judged with that" if self._gate.core.guard is not None else "rows are recorded without that"
+        say(
+            "hf",
+            f"In {num_beyond} of {self._num_micros} micro-batches the trainer's loss was not that of their tokens "
+            f"alone (a router's term, a penalty, a factor): {judged}, and no row is the cause of it.",
+        )
 
     # Once an optimizer step.
 

@@ -2,7 +2,7 @@
 
 Enters: items, each with its row, or with the row of each of its tokens. Leaves: batches with (B,) rows, or (B, T) rows
 of the tokens where a sequence holds tokens of several rows. Invariant: a batch whose sequences are not known to be the
-items, one by one or one behind the other, is left without rows.
+items, one by one or one behind the other, has its rows in no place.
 
 Shapes: B sequences, T tokens.
 """
@@ -17,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from trimtab.integrations.trl_keeping import COLUMN
-from trimtab.torch.loader import ROW_KEY, TaggedDataset, TaggedItem, TaggedStream, TaggingCollator
+from trimtab.torch.loader import (
+    LOOSE_KEY,
+    ROW_KEY,
+    TaggedDataset,
+    TaggedItem,
+    TaggedStream,
+    TaggingCollator,
+    loose_rows,
+)
 
 
 class PackedDataset(TaggedDataset):
@@ -57,7 +65,7 @@ class SFTCollator(TaggingCollator):
         self.flattens = flattens
 
     def __call__(self, tagged: list[TaggedItem]) -> Any:
-        """The batch with (B,) rows, or (B, T) rows of the tokens; without rows where they cannot be told."""
+        """The batch with (B,) rows, or (B, T) rows of the tokens; under `LOOSE_KEY` where their places are unknown."""
         if not self.flattens and np.ndim(tagged[0].row) == 0:
             return super().__call__(tagged)
         items = [entry.item for entry in tagged]
@@ -66,8 +74,11 @@ class SFTCollator(TaggingCollator):
         batch = self.collate(items)
         if isinstance(batch, MutableMapping):
             found = _flat_rows(batch, rows) if self.flattens else _padded_rows(batch, rows, tokens)
+            known = np.unique(np.concatenate(rows)).tolist()
             if found is not None:
                 batch[ROW_KEY] = found
+            elif known:
+                batch[LOOSE_KEY] = loose_rows(batch, known)
         return batch
 
 

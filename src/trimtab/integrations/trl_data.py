@@ -17,7 +17,9 @@ from trimtab.errors import UsageError
 from trimtab.integrations.hf_data import TrainingData, standing_in
 from trimtab.integrations.hf_rows import id_book
 from trimtab.integrations.trl_batches import NumberedStream, PackedDataset, SFTCollator
+from trimtab.integrations.trl_keeping import own_preparation, were_kept
 from trimtab.integrations.trl_rows import find_rows
+from trimtab.notices import warn
 from trimtab.torch.loader import TaggedDataset, TaggedStream, wrap_loader
 
 
@@ -28,6 +30,13 @@ class SFTData(TrainingData):
         """Finds out which rows the trainer's items are; for the other arguments see `trimtab.attach`."""
         super().__init__(trainer, row_id=row_id, record=record)
         self._found = find_rows(trainer)
+
+    def _tell_replaced(self) -> None:
+        self._found = find_rows(self._trainer)
+        if not self._found.unknown:
+            super()._tell_replaced()
+            return
+        warn("trl", f"Trimtab records no rows of this training: {self._found.unknown} ({self._found.remedy}).")
 
     @property
     def dataset(self) -> object:
@@ -44,11 +53,15 @@ class SFTData(TrainingData):
     def recorded(self) -> str:
         """What is recorded of the training, in words."""
         if not self._found.unknown:
-            return "rows, losses and steps of this SFTTrainer"
-        return (
-            f"losses and steps of this SFTTrainer, not its rows ({self._found.unknown}: build it inside `with "
-            "trimtab.keep_row_ids():`)"
-        )
+            return f"rows, losses and steps of this SFTTrainer{self._numbered_by_class()}"
+        return f"losses and steps of this SFTTrainer, not its rows ({self._found.unknown}: {self._found.remedy})"
+
+    def _numbered_by_class(self) -> str:
+        """That rows are not those of the constructor's dataset, in words, where a class of the user's prepares it."""
+        name = own_preparation(self._trainer) if were_kept(self._trainer) else None
+        if name is None:
+            return ""
+        return f", numbered in the dataset that {name}._prepare_dataset hands on to TRL's"
 
     def row_index(self, facts: DatasetFacts) -> str:
         """What a row number indexes, in words."""

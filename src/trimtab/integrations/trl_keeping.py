@@ -100,6 +100,12 @@ def were_kept(trainer: Any) -> bool:
     return _KEPT in vars(trainer)
 
 
+def own_preparation(trainer: Any) -> str | None:
+    """Name of the class of the user's that prepares the data of a trainer in its own way; None where TRL does."""
+    kind = next(kind for kind in type(trainer).__mro__ if "_prepare_dataset" in vars(kind))
+    return None if kind.__module__.partition(".")[0] == "trl" else kind.__name__
+
+
 _open_context: ContextVar[str | None] = ContextVar("trimtab_open_context", default=None)
 """The `row_id` of the innermost open context."""
 

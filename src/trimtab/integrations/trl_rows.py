@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 
 from trimtab.dataset.data import is_stream, selection_of, table_of
-from trimtab.integrations.trl_keeping import COLUMN, kept_rows, were_kept
+from trimtab.integrations.trl_keeping import COLUMN, kept_rows, own_preparation, were_kept
 
 
 class HandedOver:
@@ -39,11 +39,13 @@ class SFTRows:
             rows of their tokens in `COLUMN`. Of a stream: the one to train on in its place, with the row or the rows
             in `COLUMN`. None: an item's row is its index, or its place in the stream.
         unknown: Why rows are not known, in words; empty where they are.
+        remedy: What to do about it, in words.
     """
 
     source: object | None
     numbers: Any = None
     unknown: str = ""
+    remedy: str = "build it inside `with trimtab.keep_row_ids():`"
 
 
 def find_rows(trainer: Any) -> SFTRows:
@@ -54,7 +56,13 @@ def find_rows(trainer: Any) -> SFTRows:
         packed = is_stream(kept.rows) or not isinstance(kept.rows.features[COLUMN], datasets.Value)
         return SFTRows(source=kept.source, numbers=kept.rows if packed else kept.rows[:][COLUMN].astype(np.int64))
     if were_kept(trainer):
-        return SFTRows(source=None, unknown="its train_dataset was replaced after it was built")
+        name = own_preparation(trainer)
+        if name is None:
+            unknown, where = "its train_dataset was replaced after it was built", "hand it to the constructor"
+        else:
+            unknown = f"its train_dataset was replaced, or {name}._prepare_dataset changed it after TRL had prepared it"
+            where = "call super()._prepare_dataset"
+        return SFTRows(source=None, unknown=unknown, remedy=f"change the data before you {where}")
     # Private to TRL, as is what follows from it, so tests hold both in place.
     unprepared = vars(trainer).get("_skip_prepare_dataset")
     if unprepared is None:

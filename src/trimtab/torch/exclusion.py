@@ -31,11 +31,17 @@ class Exclusion:
         num_listed: Rows in the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, dataset: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, dataset: Any, row_id: str = "row_id") -> None:
         """Reads the drop list at `path` and makes sure that it is one of `dataset`.
 
+        Args:
+            path: The file.
+            dataset: What its rows are left out of.
+            row_id: Column of a stream with the user's own row numbers.
+
         Raises:
-            UsageError: It is no drop list, or one of another dataset, or nothing would be left.
+            UsageError: It is no drop list, or one of another dataset, or nothing would be left, or no row of it could
+                be known again.
         """
         drops = read_drop_list(path)
         facts = drops.check(dataset)
@@ -46,6 +52,7 @@ class Exclusion:
         self._dataset = dataset
         self._compared = facts.fingerprint is not None
         if facts.num_rows is None:
+            self._check_stream(drops, dataset, row_id=row_id)
             self.passed_over = PassedOver(drops)
             return
         self.kept = np.delete(np.arange(facts.num_rows), np.array(drops.rows, np.int64))
@@ -80,7 +87,7 @@ class Exclusion:
         if self.kept is None:
             return (
                 f"Trimtab passes over the {_rows(self.num_listed)} of {self._path} wherever the stream yields them, "
-                "told by their content or by the stream's own integer row numbers."
+                f"told by their content{self._told_by_number()}."
             )
         unsure = "" if self._compared else " The dataset has no fingerprint: only its length was compared."
         whole = self.num_listed + self.kept.size
@@ -90,9 +97,36 @@ class Exclusion:
         """What became of it in the end, in one line; None where the introduction has said it all."""
         if self.passed_over is None:
             return None
-        met = self.passed_over.num_met
-        rest = "" if met == self.num_listed else " The others were not in what was read of the stream."
+        met, unknowable = self.passed_over.num_met, self.passed_over.num_unknowable
+        rest = ""
+        if unknowable:
+            rest += (
+                f" Of {_rows(unknowable)} the file has no digest, and no row of the stream has an integer number of "
+                "its own: they could not be known again, and may have been trained on."
+            )
+        if met + unknowable < self.num_listed:
+            rest += " The others were not in what was read of the stream."
         return f"Trimtab met {met} of the {_rows(self.num_listed)} of {self._path} and passed over them.{rest}"
+
+    def _check_stream(self, drops: DropList, dataset: Any, *, row_id: str) -> None:
+        """Refuses a list by which nothing of a stream could be left out, and one that leaves nothing of it."""
+        listed, columns = drops.digests, getattr(dataset, "column_names", None)
+        if listed and columns is not None and row_id not in columns and set(listed.values()) == {None}:
+            raise UsageError(
+                f"{self._path} has no digest of any of its rows, and this stream no column {row_id!r} of integer row "
+                "numbers, so none of them could be known again: give the stream such a column in the run that the list "
+                "is made from and in this one."
+            )
+        if listed and hasattr(dataset, "__len__") and len(listed) >= len(dataset):
+            raise UsageError(f"{self._path} lists all {len(dataset)} rows of the stream: none would be left.")
+
+    def _told_by_number(self) -> str:
+        """By what else than their content rows of a stream are told, in words."""
+        assert self.passed_over is not None, "it is a stream"
+        number = self.passed_over.num_by_row
+        if not number:
+            return ""
+        return f", the {_rows(number)} without a digest by the stream's own integer row numbers alone"
 
 
 class Forwarding:
@@ -133,16 +167,24 @@ class Remainder(Forwarding, Dataset[Any]):
 class PassedOver:
     """Rows of a stream that are not yielded: by content, or by the user's own row numbers where the file has no digest.
 
-    What was met is counted in memory that workers share, forked or spawned.
+    What was met is counted in memory that workers share, forked or spawned. Of rows with the same content all are met
+    with the first.
     """
 
     def __init__(self, drops: DropList) -> None:
         """Passes over the rows of `drops`."""
-        entries = list(enumerate(drops.digests.items()))
-        self._by_digest = {digest: entry for entry, (_, digest) in entries if digest is not None}
-        self._by_row = {row: entry for entry, (row, digest) in entries if digest is None}
-        self._met = torch.zeros(len(entries), dtype=torch.uint8)
+        self.path = plain(drops.path)
+        self._by_digest: dict[int, list[int]] = {}
+        self._by_row: dict[int, list[int]] = {}
+        for entry, (row, digest) in enumerate(drops.digests.items()):
+            if digest is not None:
+                self._by_digest.setdefault(digest, []).append(entry)
+            else:
+                self._by_row[row] = [entry]
+        self._met = torch.zeros(len(drops.digests), dtype=torch.uint8)
         self._met.share_memory_()  # type: ignore[no-untyped-call]
+        self._saw_numbers = torch.zeros(1, dtype=torch.uint8)
+        self._saw_numbers.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Rows that are looked for."""
@@ -150,13 +192,24 @@ class PassedOver:
 
     def holds(self, *, digest: int | None, own_row: int | None) -> bool:
         """Whether an item with this content, or with this row number of the user's, is to be passed over."""
-        entry = self._by_digest.get(digest) if digest is not None else None
-        if entry is None and own_row is not None:
-            entry = self._by_row.get(own_row)
-        if entry is None:
+        entries = self._by_digest.get(digest) if digest is not None else None
+        if own_row is not None:
+            self._saw_numbers[0] = 1
+            entries = self._by_row.get(own_row) if entries is None else entries
+        if entries is None:
             return False
-        self._met[entry] = 1
+        self._met[entries] = 1
         return True
+
+    @property
+    def num_by_row(self) -> int:
+        """Rows that are known again by the user's own row numbers alone."""
+        return len(self._by_row)
+
+    @property
+    def num_unknowable(self) -> int:
+        """The same, where nothing that was read has such a number."""
+        return 0 if self._saw_numbers.any() else self.num_by_row
 
     @property
     def num_met(self) -> int:

@@ -55,13 +55,16 @@ class Gate:
 
     # Once a micro-batch.
 
-    def take(self, micro_batch: RowLosses, *, extra: torch.Tensor | None = None) -> Verdict | None:
+    def take(
+        self, micro_batch: RowLosses, *, extra: torch.Tensor | None = None, beyond: torch.Tensor | None = None
+    ) -> Verdict | None:
         """Judges a micro-batch, where there is a guard, and records it.
 
         Args:
             micro_batch: Its losses, reduced to rows.
             extra: 0-d, what else the loss is made of (or the final loss itself): a micro-batch is also skipped when
                 this is not finite.
+            beyond: 0-d, finite, what else a host's loss holds, in the unit of its mean over tokens: it is judged too.
 
         Returns:
             The guard's verdict; None without a guard.
@@ -70,7 +73,7 @@ class Gate:
             GuardLockupError: If the guard is set to raise on a lock-up.
         """
         self.lift_anchor()
-        verdict = self._judge(micro_batch, extra) if self.core.guard is not None else None
+        verdict = self._judge(micro_batch, extra, beyond) if self.core.guard is not None else None
         self.core.record_micro_batch(
             to_host(micro_batch.rows),
             to_host(micro_batch.row_loss_sums),
@@ -150,18 +153,15 @@ class Gate:
             loss_scale=loss_scale,
         )
 
-    def _judge(self, micro_batch: RowLosses, extra: torch.Tensor | None) -> Verdict:
+    def _judge(self, micro_batch: RowLosses, extra: torch.Tensor | None, beyond: torch.Tensor | None) -> Verdict:
         device = micro_batch.loss_sum.device
         # One read of the host for all figures. Token counts are exact in float64; mps has no such type.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        figures = [micro_batch.loss_sum, micro_batch.num_tokens, *([] if extra is None else [extra])]
-        loss_sum, num_tokens, *rest = torch.stack([figure.detach().to(device, wide) for figure in figures]).tolist()
-        return self.core.judge(
-            loss_sum,
-            int(num_tokens),
-            aux=rest[0] if rest else 0.0,
-            leading_row=micro_batch.leading_row,
-        )
+        nothing = torch.zeros((), device=device)
+        further = [nothing if figure is None else figure for figure in (extra, beyond)]
+        figures = [micro_batch.loss_sum, micro_batch.num_tokens, *further]
+        loss_sum, num_tokens, aux, more = torch.stack([figure.detach().to(device, wide) for figure in figures]).tolist()
+        return self.core.judge(loss_sum, int(num_tokens), aux=aux, beyond=more, leading_row=micro_batch.leading_row)
 
 
 def _on_host(value: Any) -> Any:

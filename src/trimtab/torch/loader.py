@@ -27,6 +27,9 @@ from trimtab.torch.marks import MARKS_KEY, Mark, integer_of, mark_by_name, name_
 ROW_KEY: Final = "trimtab_row"
 """Key under which a batch carries its rows until they are taken out, before the model sees it."""
 
+LOOSE_KEY: Final = "trimtab_loose_rows"
+"""Key under which a batch carries the rows that it was made of, where nobody can tell which sequence is whose."""
+
 POSITION_BITS: Final = 40
 """Streams without ids: `worker << 40 | position`; 2**40 rows a worker and 2**23 workers fit into an int64."""
 
@@ -101,14 +104,24 @@ class TaggedStream(Forwarding, IterableDataset[TaggedItem]):
     def __iter__(self) -> Iterator[TaggedItem]:
         """The stream, tagged."""
         passed_over = self.passed_over
+        num_passed_over = num_left = 0
         for position, item in enumerate(self.dataset):
             own_row = own_number(item, row_id=self.row_id)
             needed = own_row is None and (self.with_marks or passed_over is not None)
             digest = row_digest(item) if needed else None
             if passed_over is not None and passed_over.holds(digest=digest, own_row=own_row):
+                num_passed_over += 1
                 continue
+            num_left += 1
             row = number_in_stream(item, position, row_id=self.row_id)
             yield TaggedItem(row, item, self._mark(item, digest) if self.with_marks and own_row is None else None)
+        worker = get_worker_info()
+        # Of several workers another one may have rows left.
+        if passed_over is not None and num_passed_over and not num_left and (worker is None or worker.num_workers == 1):
+            raise UsageError(
+                f"{passed_over.path} lists every row that the stream has, {num_passed_over} in this pass: none is left "
+                "to train on."
+            )
 
     def _mark(self, item: Any, digest: int | None) -> Mark:
         name = name_of(item.get(self.row_id)) if isinstance(item, Mapping) else None
@@ -136,7 +149,7 @@ class TaggingCollator:
         """The batch with (B,) rows, or (1, L) rows a token where the items were concatenated into one sequence.
 
         Marks are (B, W), or (1, B, W) beside rows a token: both are of the batch's own leading size. A batch that is no
-        mapping, or whose sequences are not the items one by one, is left without rows.
+        mapping is left without rows; one whose sequences are not the items one by one has them under `LOOSE_KEY`.
         """
         items = [entry.item for entry in tagged]
         lengths = _lengths(items)  # before collating: some collators take the items apart
@@ -144,7 +157,9 @@ class TaggingCollator:
         if isinstance(batch, MutableMapping):
             numbers = [entry.row for entry in tagged]
             rows = _rows(batch, numbers, lengths)
-            if rows is not None:
+            if rows is None:
+                batch[LOOSE_KEY] = loose_rows(batch, numbers)
+            else:
                 batch[ROW_KEY] = rows
                 if self.always_marks or any(entry.mark is not None for entry in tagged):
                     marks = pack_marks(numbers, [entry.mark for entry in tagged])
@@ -233,6 +248,18 @@ def _lengths(items: list[Any]) -> list[int] | None:
         return [len(item["input_ids"]) for item in items]
     except (TypeError, KeyError, IndexError, AttributeError):
         return None
+
+
+def loose_rows(batch: Mapping[str, Any], rows: Sequence[int]) -> torch.Tensor:
+    """(S, K) int64: the rows, at least one, of a batch of S sequences, the last of them as often as it takes.
+
+    Of the batch's own leading size, because a host that cuts batches takes it for one tensor more of them.
+    """
+    num_sequences = max((1, *_leading_shape(batch)[:1]))
+    width = -(-len(rows) // num_sequences)
+    padded = np.full(num_sequences * width, rows[-1], dtype=np.int64)
+    padded[: len(rows)] = rows
+    return torch.from_numpy(padded.reshape(num_sequences, width))
 
 
 def _rows(batch: Mapping[str, Any], rows: list[int], lengths: list[int] | None) -> torch.Tensor | None:

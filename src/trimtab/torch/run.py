@@ -108,16 +108,7 @@ class Run:
         record = records_here(guard, record=record)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
-            facts = describe(dataset)
-            header = replace(
-                header,
-                num_rows=facts.num_rows,
-                dataset_fingerprint=facts.fingerprint,
-                row_index=self._row_index(facts, row_id),
-                dataset_files=facts.files.paths,
-                dataset_index_files=facts.files.index_paths,
-                dataset_columns=facts.files.columns,
-            )
+            header = self._described(header, dataset=dataset, row_id=row_id)
         self._new_core = partial(RunCore, header, out=out, guard=guard, record=record)
         self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer)
         self._optimizer = optimizer
@@ -334,6 +325,19 @@ class Run:
     def _host_header(self) -> RunHeader:
         """What only the host knows of the run; an integration tells more."""
         return RunHeader(run_id=None, backend="torch")
+
+    def _described(self, header: RunHeader, *, dataset: object, row_id: str) -> RunHeader:
+        """The header with what the dataset says about itself."""
+        facts = describe(dataset)
+        return replace(
+            header,
+            num_rows=facts.num_rows,
+            dataset_fingerprint=facts.fingerprint,
+            row_index=self._row_index(facts, row_id),
+            dataset_files=facts.files.paths,
+            dataset_index_files=facts.files.index_paths,
+            dataset_columns=facts.files.columns,
+        )
 
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""

@@ -42,6 +42,7 @@ def test_a_spike_in_a_micro_batch_whose_row_losses_are_not_known_is_found(make_l
         "is the one that the run reported, and shares are over the rows that are known"
     ]
     assert not said(findings, OTHER)
+    assert not said(findings, "without supervised tokens")
 
 
 def test_many_steps_are_told_by_their_number_and_the_first(make_log):

@@ -193,6 +193,53 @@ def pairs(batch):
     return list(zip(batch["x"].tolist(), batch[ROW_KEY].tolist(), strict=True))
 
 
+def test_listed_rows_of_the_same_content_are_all_met(exclude):
+    stream = Stream([ROWS[0], ROWS[1], ROWS[0]])
+    exclusion = exclude([0, 2], digests=[spelled(ROWS[0])] * 2, dataset=stream)
+    assert [x for batch in batches_of(stream, exclusion) for x in batch["x"].tolist()] == [101]
+    assert exclusion.outcome().startswith("Trimtab met 2 of the 2 rows")
+
+
+def test_rows_that_could_not_be_known_again_are_not_said_to_be_elsewhere(exclude):
+    exclusion = exclude([3, 5, 8], digests=[None, None, spelled({"x": 5})], dataset=Stream())
+    assert "the 2 rows without a digest by the stream's own integer row numbers alone" in exclusion.introduction()
+    assert sum(len(batch["x"]) for batch in batches_of(Stream(), exclusion)) == 11
+    assert "met 0 of the 3 rows" in exclusion.outcome()
+    assert "Of 2 rows the file has no digest" in exclusion.outcome()
+    assert "may have been trained on" in exclusion.outcome()
+    assert exclusion.outcome().endswith("The others were not in what was read of the stream.")
+    assert "without a digest" not in exclude([3], digests=[spelled(ROWS[3])], dataset=Stream()).introduction()
+
+
+def test_a_list_of_which_nothing_could_be_known_again_is_refused_where_the_columns_are_known(exclude):
+    import datasets
+
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    with pytest.raises(UsageError, match=r"no digest of any of its rows.*no column 'row_id'"):
+        exclude([3, 5], dataset=stream)
+    exclude([3, 5], digests=[None, spelled(ROWS[5])], dataset=stream)
+    exclude([], dataset=stream)
+    exclude([3], dataset=datasets.Dataset.from_list([{"row_id": 3}]).to_iterable_dataset())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_of_which_nothing_is_left_is_refused_when_it_has_been_read(exclude, num_workers):
+    exclusion = exclude(list(range(11)), digests=[spelled(row) for row in ROWS], dataset=Stream())
+    with pytest.raises(UsageError, match=r"drop\.json lists every row that the stream has, 11 in this pass"):
+        batches_of(Stream(), exclusion, num_workers=num_workers)
+
+
+def test_a_worker_of_several_may_have_nothing_left(exclude):
+    gone = ROWS[0::2]
+    exclusion = exclude(list(range(6)), digests=[spelled(row) for row in gone], dataset=Stream())
+    assert sum(len(batch["x"]) for batch in batches_of(Stream(), exclusion, num_workers=2)) == 5
+
+
+def test_of_a_stream_that_knows_its_length_a_list_of_all_rows_is_refused_at_once(exclude):
+    with pytest.raises(UsageError, match="lists all 11 rows of the stream"):
+        exclude(list(range(11)), digests=[spelled(row) for row in ROWS], dataset=SizedStream())
+
+
 def test_a_workers_process_that_was_spawned_counts_too(exclude):
     # given a process like a worker's that is spawned, and gets the rows as a loader would send them
     exclusion = exclude([0], digests=[spelled(ROWS[0])], dataset=Stream())

@@ -7,7 +7,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from trimtab.spelling import row_digest
-from trimtab.torch.loader import ROW_KEY, TaggedDataset, TaggedItem, TaggedStream, TaggingCollator, tag_rows
+from trimtab.torch.loader import (
+    LOOSE_KEY,
+    ROW_KEY,
+    TaggedDataset,
+    TaggedItem,
+    TaggedStream,
+    TaggingCollator,
+    loose_rows,
+    tag_rows,
+)
 from trimtab.torch.marks import MARKS_KEY, Mark, unpack_marks
 
 
@@ -251,8 +260,17 @@ def test_lengths_are_taken_before_a_collator_takes_the_items_apart():
     ],
     ids=["doubled", "cut", "a number", "no tensor", "empty"],
 )
-def test_where_sequences_are_not_the_items_no_row_is_claimed(batch):
-    assert ROW_KEY not in collated(lambda _: dict(batch), ITEMS)
+def test_where_sequences_are_not_the_items_no_row_is_claimed_and_all_are_there(batch):
+    found = collated(lambda _: dict(batch), ITEMS)
+    assert ROW_KEY not in found
+    assert set(found[LOOSE_KEY].flatten().tolist()) == {7, 9}
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((4, 3), [[7], [9], [9], [9]]), ((1, 9), [[7, 9]]), ((), [[7, 9]]), ((0,), [[7, 9]])]
+)
+def test_rows_in_no_place_have_the_leading_size_of_the_batch_which_hosts_cut_it_by(shape, rows):
+    assert loose_rows({"input_ids": torch.zeros(shape)}, [7, 9]).tolist() == rows
 
 
 def test_a_batch_that_is_no_mapping_is_left_as_it_is():

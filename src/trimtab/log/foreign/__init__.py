@@ -1,8 +1,8 @@
-"""Logs that other tools wrote, one module a format; each comes back as a `trimtab.log.source.Source`.
+"""Logs that other tools wrote, one package a format; each comes back as a `trimtab.log.source.Source`.
 
-Enters: a path. Leaves: the format that recognises it. Invariant: a new format is one module here and its name in
-`FORMATS`; what is asked of every format (its file names, whether it knows a file) is answered by its module, and costs
-no reading and no database until it is.
+Enters: a path. Leaves: the format that recognises it. Invariant: a new format is one package here and its name in
+`FORMATS`; no package knows another but `steps`, what logs at step level share. What is asked of every format (its file
+names, whether it knows a file) is answered by `__init__` of its package; what reads a log is loaded when one is opened.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
     from trimtab.log.source import Source
 
 FORMATS: Final = ("rewind_jsonl", "tensorboard", "trainer_state", "metrics_jsonl", "metrics_csv", "text_logs")
-"""Modules of this package, in the order in which they are asked; each has the members of `Format`."""
-
-FOLDER_FORMATS: Final = ("tensorboard", "trainer_state", "metrics_csv", "metrics_jsonl")
-"""Those whose logs have no fixed name, or are a folder; each has the member of `FolderFormat` too."""
+"""Packages in this one, in the order in which they are asked, of a file and of a folder; each has the members of
+`Format`. JSONL goes before CSV: an object that holds a loss is a plainer sign than a line that may be a header."""
 
 HEAD_BYTES: Final = 4096
 """Bytes at the beginning of a file by which a format may know it."""
 
 
 class Format(Protocol):
-    """What the module of a format has."""
+    """What the package of a format has."""
 
     FILE_NAMES: tuple[str, ...]
     """Names under which its logs are looked for in a folder, those to be read first in front."""
@@ -48,10 +46,6 @@ class Format(Protocol):
             LogError: It cannot be read, or is of another version.
         """
 
-
-class FolderFormat(Protocol):
-    """What the module of a format that `FOLDER_FORMATS` lists has beside the members of `Format`."""
-
     def source_in(self, folder: Path) -> Source | None:
         """What the format makes of a folder in which no log has a usual name; None if nothing.
 
@@ -62,7 +56,7 @@ class FolderFormat(Protocol):
 
 def file_names() -> tuple[str, ...]:
     """Names under which logs of all formats are looked for in a folder."""
-    return tuple(name for module in _formats() for name in module.FILE_NAMES)
+    return tuple(name for known in _formats() for name in known.FILE_NAMES)
 
 
 def usual_files(folder: Path) -> list[Path]:
@@ -70,8 +64,8 @@ def usual_files(folder: Path) -> list[Path]:
 
     Several are several runs, as their format names them; a file of another format is the same run told again.
     """
-    for module in _formats():
-        files = [folder / name for name in module.FILE_NAMES if (folder / name).is_file()]
+    for known in _formats():
+        files = [folder / name for name in known.FILE_NAMES if (folder / name).is_file()]
         if files:
             return files
     return []
@@ -90,7 +84,7 @@ def format_of(path: Path, head: bytes) -> Format | None:
     Raises:
         OSError: The file cannot be read.
     """
-    return next((module for module in _formats() if module.recognises(path, head)), None)
+    return next((known for known in _formats() if known.recognises(path, head)), None)
 
 
 def source_in(folder: Path) -> Source | None:
@@ -99,11 +93,8 @@ def source_in(folder: Path) -> Source | None:
     Raises:
         LogError: A log is in it and cannot be read.
     """
-    for name in FOLDER_FORMATS:
-        source = cast(FolderFormat, importlib.import_module(f"{__name__}.{name}")).source_in(folder)
-        if source is not None:
-            return source
-    return None
+    found = (known.source_in(folder) for known in _formats())
+    return next((source for source in found if source is not None), None)
 
 
 def read_head(path: Path) -> bytes:

@@ -337,6 +337,9 @@ def test_a_subclass_that_drops_columns_is_told(sft, said):
 
     # when columns are dropped before TRL prepares the data, its numbers count what TRL is given
     assert_costs_are_right(sft.train(still({}), keep=True, attach={}, cls=Drops))
+    assert [line for line in said() if "numbered in the dataset that Drops._prepare_dataset hands on to TRL's" in line]
     # and when the dataset is replaced afterwards
     sft.train(dict(), keep=True, attach={}, cls=DropsAfterwards)
-    assert [line for line in said() if "train_dataset was replaced" in line]
+    [line] = [line for line in said() if "train_dataset was replaced" in line]
+    assert "DropsAfterwards._prepare_dataset changed it after TRL had prepared it" in line
+    assert "before you call super()._prepare_dataset" in line

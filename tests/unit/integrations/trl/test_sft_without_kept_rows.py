@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 import trimtab
 from trimtab import UsageError
@@ -104,6 +105,34 @@ def test_a_dataset_that_is_replaced_after_the_constructor_has_no_rows(sft, said)
     # then
     assert [line for line in said() if "its train_dataset was replaced after it was built" in line]
     assert trimtab.open_log(run.folder).step_columns().step.tolist() == [1, 2]
+
+
+REPLACED = {
+    "packed": dict(packing=True),
+    "one by one": dict(),
+    "padding-free": dict(padding_free=True, max_length=None),
+}
+
+
+@pytest.mark.parametrize("args", REPLACED.values(), ids=REPLACED)
+@pytest.mark.parametrize("rows", [range(2), [*range(3), *range(3), 1]], ids=["shorter", "longer"])
+def test_a_dataset_that_is_replaced_after_attach_has_no_rows_and_trains_as_without_trimtab(sft, said, args, rows):
+    # given
+    trainers = [sft.trainer(dict(args=args), keep=True) for _ in range(2)]
+    run = trimtab.attach(trainers[1])
+    # when
+    for trainer in trainers:
+        trainer.train_dataset = trainer.train_dataset.select(rows)
+        trainer.train()
+    # then
+    weights = trainers[0].model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in trainers[1].model.state_dict().items())
+    [line] = [line for line in said() if "its train_dataset was replaced after it was built" in line]
+    assert "change the data before you hand it to the constructor" in line
+    log = trimtab.open_log(run.folder)
+    assert log.step_columns().step.size == (len(rows) + 1) // 2
+    assert log.rows().numpy()["row"].size == 0
+    assert log.header.row_index.startswith("no rows: its train_dataset was replaced")
 
 
 def test_leaving_rows_out_afterwards_is_refused_with_what_to_do(sft, tmp_path):

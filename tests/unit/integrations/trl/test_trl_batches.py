@@ -10,7 +10,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from trimtab.integrations.trl_batches import PackedDataset, SFTCollator
 from trimtab.integrations.trl_keeping import COLUMN
-from trimtab.torch.loader import ROW_KEY, TaggedItem
+from trimtab.torch.loader import LOOSE_KEY, ROW_KEY, TaggedItem
 
 TAGGED = [
     TaggedItem(np.array([3, 3, 8]), {"input_ids": [11, 12, 13]}),
@@ -53,8 +53,15 @@ def from_the_left(items):
     ],
     ids=["padded on the left", "cut", "one is missing", "no tensor", "no tokens"],
 )
-def test_a_batch_whose_sequences_are_not_the_items_has_no_rows(collate):
-    assert ROW_KEY not in SFTCollator(collate, flattens=False)(TAGGED)
+def test_a_batch_whose_sequences_are_not_the_items_has_its_rows_in_no_place(collate):
+    batch = SFTCollator(collate, flattens=False)(TAGGED)
+    assert ROW_KEY not in batch
+    assert set(batch[LOOSE_KEY].flatten().tolist()) == {3, 5, 6, 8, 9}
+
+
+def test_a_batch_without_any_token_has_no_rows():
+    batch = SFTCollator(from_the_left, flattens=False)([TaggedItem(np.array([], np.int64), {"input_ids": []})])
+    assert not {ROW_KEY, LOOSE_KEY} & batch.keys() or batch[ROW_KEY].shape == (1, 0)
 
 
 def test_a_batch_that_is_no_mapping_is_handed_on():

@@ -1,4 +1,4 @@
-"""What is asked of every foreign format: a new one is a module and its name in FORMATS."""
+"""What is asked of every foreign format: a new one is a package and its name in FORMATS."""
 
 import subprocess
 import sys
@@ -52,6 +52,7 @@ def tally(monkeypatch):
     module.FILE_NAMES = ("tally.txt",)
     module.recognises = lambda path, head: head.startswith(b"TALLY")
     module.open_source = TallySource
+    module.source_in = lambda folder: None
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(foreign, "FORMATS", (*foreign.FORMATS, "tally"))
     return module
@@ -63,6 +64,7 @@ def test_every_format_has_the_members_that_are_asked_for(name):
     assert all(isinstance(file_name, str) for file_name in module.FILE_NAMES)
     assert callable(module.recognises)
     assert callable(module.open_source)
+    assert callable(module.source_in)
 
 
 def test_a_new_format_is_opened_by_its_file_and_by_its_folder(tally, tmp_path):
@@ -111,12 +113,26 @@ def test_errors_and_the_look_into_a_folder_know_a_new_format(tally, tmp_path):
     assert find_logs(tmp_path).paths == (str(tmp_path / "rewind.jsonl"), str(tmp_path / "rewind.jsonl.1"))
 
 
-def test_asking_the_formats_loads_neither_arrays_nor_a_database(write, batch):
+def test_of_formats_in_one_folder_the_first_is_read_under_usual_names_and_others(tmp_path):
+    # given: JSONL goes before CSV
+    (tmp_path / "mine.csv").write_text("step,loss\n1,1.5\n")
+    (tmp_path / "mine.jsonl").write_text('{"step": 1, "loss": 1.5}\n')
+    usual = tmp_path / "usual"
+    usual.mkdir()
+    for name in ("csv", "jsonl"):
+        (usual / f"metrics.{name}").write_bytes((tmp_path / f"mine.{name}").read_bytes())
+    # then
+    assert open_log(tmp_path).path == str(tmp_path / "mine.jsonl")
+    assert open_log(usual).path == str(usual / "metrics.jsonl")
+
+
+def test_asking_the_formats_loads_neither_arrays_nor_a_database_nor_a_reader(write, batch):
     code = (
         "import sys; from pathlib import Path; from trimtab.log import foreign; path = Path(sys.argv[1]); "
         "assert foreign.file_names() and foreign.format_of(path, foreign.read_head(path)); "
-        "print('numpy' in sys.modules, 'duckdb' in sys.modules)"
+        "readers = [name for name in sys.modules if name.endswith(('.reader', '.source', '.records', '.frames'))]; "
+        "print('numpy' in sys.modules, 'duckdb' in sys.modules, [name for name in readers if 'foreign' in name])"
     )
     path = str(write(batch(1)))
     said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout
-    assert said == "False False\n"
+    assert said == "False False []\n"

@@ -35,3 +35,17 @@ def test_every_line_is_in_one_block_or_said_to_be_too_long(lines, ended, block_b
     assert expected == {}
     assert [block.end_byte for block in blocks] == sorted(block.end_byte for block in blocks)
     assert not blocks or blocks[-1].end_byte == len(data)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 4, 100])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_byte_order_mark_leaves_in_front_of_the_first_line_only(monkeypatch, block_bytes, end):
+    # given: a mark at the beginning, and another one further down
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+    mark = b"\xef\xbb\xbf"
+    # when
+    blocks = list(line_blocks(io.BytesIO(mark + b"ab\n" + mark + b"cd" + end)))
+    # then
+    assert b"".join(block.data for block in blocks) == b"ab\n" + mark + b"cd" + end
+    assert blocks[0].first_line == 1
+    assert blocks[-1].end_byte == len(mark + b"ab\n" + mark + b"cd" + end)

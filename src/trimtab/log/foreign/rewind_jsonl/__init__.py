@@ -48,3 +48,7 @@ def open_source(path: Path) -> Source:
     from trimtab.log.foreign.rewind_jsonl.source import RewindSource
 
     return RewindSource(path)
+
+
+def source_in(folder: Path) -> None:
+    """None: a log of this format has its name."""

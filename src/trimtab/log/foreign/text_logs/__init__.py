@@ -61,6 +61,10 @@ def open_source(path: Path) -> Source:
     return open_text(path, style)
 
 
+def source_in(folder: Path) -> None:
+    """None: of all the texts in a folder none is chosen."""
+
+
 def _style_in(path: Path) -> Style | None:
     with path.open("rb") as file:
         return style_of(printed_lines(file.read(SEARCHED_BYTES)))

@@ -62,6 +62,7 @@ def test_a_loss_that_is_not_finite_keeps_its_kind_and_an_empty_one_is_not_measur
         b"step\tloss\n1\t2.0\n2\t3.0\n",
         b'"step","loss"\n"1","2.0"\n"2","3.0"\n',
         b"# step,loss\n1,2.0\n2,3.0\n",
+        b"\xef\xbb\xbf# made by hand\nstep,loss\n1,2.0\n2,3.0\n",
         b"\n\nstep,loss\n\n1,2.0\n\n\n2,3.0\n",
         b"loss , step\n 2.0, 1\n3.0 ,2 \n",
         b"step,loss\n1.0,2.0\n2.0,3.0\n\t",
@@ -75,6 +76,12 @@ def test_however_it_is_spelled_it_is_the_same_log(csv, data):
     log = csv(data)
     assert losses(log) == {1: 2.0, 2: 3.0}
     assert log.notices() == []
+
+
+def test_files_put_together_are_one_whose_headers_and_byte_order_marks_repeat(csv):
+    log = csv("\ufeffstep,loss\n1,2.0\n\ufeffstep,loss\n2,3.0\n".encode())
+    assert losses(log) == {1: 2.0, 2: 3.0}
+    assert log.notices() == ["1 line identical to the header was left out (line 3)"]
 
 
 def test_a_second_header_is_read_on_under(csv):
