@@ -42,7 +42,7 @@ def calibrate(
     """Replays a log under many settings of the guard, and recommends one.
 
     Of a log with rows its micro-batches are judged, as the guard of a run would have; of a log that holds steps alone
-    their losses, which scatter less. A million losses take 10 to 20 seconds, the more of them are out of line the
+    their losses, which scatter less. A million losses take 5 to 20 seconds, the more of them are out of line the
     longer; a setting that skipped more than 1 % of the first 100,000 is too tight whatever comes, and is not replayed
     any further.
 

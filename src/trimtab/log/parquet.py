@@ -21,6 +21,10 @@ from trimtab.log.planes import BadBlockError
 _MAX_LISTED: Final = 1_000
 """Rows that a query names one by one."""
 
+_MIN_GROUPS: Final = 8
+_MIN_GROUP: Final = 2_048
+"""Records that DuckDB puts into a row group at least, however few are asked for."""
+
 _MEMORY_LIMIT: Final = "96MiB"
 
 
@@ -60,7 +64,7 @@ def write(
     """
     database.register("chunk", kind.arrays(columns))
     try:
-        _copy(database, kind.write, kind, path, compression)
+        _copy(database, kind.write, _group_of(kind, columns.num_records), path, compression)
     finally:
         database.unregister("chunk")
 
@@ -72,7 +76,7 @@ def join(database: duckdb.DuckDBPyConnection, kind: Kind[Any], pieces: list[Path
         duckdb.Error: It could not.
     """
     files = ", ".join(map(_quoted, pieces))
-    _copy(database, f"select * from read_parquet([{files}], hive_partitioning=false)", kind, path, "zstd")
+    _copy(database, f"select * from read_parquet([{files}], hive_partitioning=false)", kind.group, path, "zstd")
 
 
 def group_sizes(database: duckdb.DuckDBPyConnection, kind: Kind[Any], file: str) -> list[tuple[int, int, int]]:
@@ -169,11 +173,16 @@ def read(
     return kind.records(found, rank)
 
 
-def _copy(database: duckdb.DuckDBPyConnection, query: str, kind: Kind[Any], path: Path, compression: str) -> None:
+def _group_of(kind: Kind[Any], num_records: int) -> int:
+    """Records in a row group of a file: of a small one an eighth, so that a flipped byte does not cost it whole."""
+    return min(kind.group, max(_MIN_GROUP, num_records // _MIN_GROUPS))
+
+
+def _copy(database: duckdb.DuckDBPyConnection, query: str, group: int, path: Path, compression: str) -> None:
     # Bloom filters would be a tenth of the file, and nobody looks a row up by equality here.
     database.execute(
         f"copy ({query}) to {_quoted(path)} (format parquet, compression {compression}, parquet_version v2, "
-        f"row_group_size {kind.group}, write_bloom_filter false)"
+        f"row_group_size {group}, write_bloom_filter false)"
     )
 
 

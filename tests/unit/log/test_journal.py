@@ -258,6 +258,39 @@ def test_a_rotated_journal_goes_on_in_a_new_file_under_the_old_name(tmp_path: Pa
     writer.close()
 
 
+@pytest.mark.parametrize("is_last", [False, True], ids=["rotated", "finished"])
+def test_what_a_closed_journal_holds_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    # given: the size that each file had when it was synced
+    synced: dict[int, int] = {}
+
+    def noted(fd: int) -> None:
+        synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
+
+    monkeypatch.setattr("os.fsync", noted)
+    path, closed = tmp_path / "rank-00000.journal", tmp_path / "rank-00000.000001.journal"
+    renamed: list[tuple[str, bool]] = []
+    rename = Path.rename
+
+    def noted_rename(source: Path, target: Path) -> Path:
+        renamed.append((Path(target).name, synced.get(source.stat().st_ino) == source.stat().st_size))
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    writer = JournalWriter(path)
+    writer.append(block(b"one"))
+    # when
+    if is_last:
+        writer.finish(closed)
+    else:
+        writer.rotate(closed, block(b"first"))
+    # then: whatever got a name was whole on the disk
+    assert renamed == [(closed.name, True)] + ([] if is_last else [(path.name, True)])
+    writer.release()
+    writer.close()
+
+
 def test_a_finished_journal_has_its_closed_name(tmp_path: Path) -> None:
     path, closed = tmp_path / "rank-00000.journal", tmp_path / "rank-00000.000001.journal"
     writer = JournalWriter(path)

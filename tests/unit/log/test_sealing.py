@@ -180,6 +180,76 @@ def test_others_read_the_files_without_us(
     assert events.fetchall() == [(1, "evaluation", 1, 0.5)]
 
 
+def test_pandas_reads_the_rows_without_us(
+    tmp_path: Path, write_run: WriteRun, seal_journal: Callable[..., Path]
+) -> None:
+    import pandas
+
+    folder = create_run(tmp_path, HEADER)
+    write_run(folder, MicroBatch(1, 0, [10, 11], [10.0, math.nan], [2, 4], 6, False))
+    rows = pandas.read_parquet(seal_journal(folder) / "rows.parquet")
+    assert rows[["step", "row", "num_tokens", "verdict"]].to_numpy().tolist() == [
+        [1, 10, 2, "spike"],
+        [1, 11, 4, "spike"],
+    ]
+    assert rows["loss_sum"].isna().tolist() == [False, True]
+
+
+def test_a_flipped_byte_costs_a_small_run_a_part_of_it(
+    tmp_path: Path, write_run: WriteRun, seal_journal: Callable[..., Path]
+) -> None:
+    # given: a run far smaller than a row group may be
+    folder = create_run(tmp_path, HEADER)
+    write_run(folder, *(MicroBatch(step, 0, list(range(8)), [1.0] * 8, [4] * 8) for step in range(1, 3001)))
+    rows = seal_journal(folder) / "rows.parquet"
+    data = bytearray(rows.read_bytes())
+    data[200] ^= 1
+    rows.write_bytes(data)
+    # then: all but a group of two times 2,048 records is left
+    log = open_log(folder.path)
+    assert sum(block.num_records for block in log.row_blocks()) == 24_000 - 4096
+    assert len(log.notices()) == 1
+
+
+def test_names_are_on_the_disk_before_the_journal_goes(
+    tmp_path: Path,
+    write_run: WriteRun,
+    make_micro: Callable[..., MicroBatch],
+    close_journal: Close,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given: what reaches the disk is written down, by name
+    done = []
+    fsync, rename, unlink = os.fsync, Path.rename, Path.unlink
+
+    def noted_fsync(fd: int) -> None:
+        done.append(("sync", str(Path(f"/proc/self/fd/{fd}").readlink())))
+        fsync(fd)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        done.append(("rename", str(target)))
+        return rename(path, target)
+
+    def noted_unlink(path: Path, missing_ok: bool = False) -> None:
+        done.append(("unlink", str(path)))
+        unlink(path, missing_ok=missing_ok)
+
+    folder = create_run(tmp_path, HEADER)
+    write_run(folder, make_micro(1, 10, 11))
+    part = close_journal(folder)
+    monkeypatch.setattr("os.fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    monkeypatch.setattr(Path, "unlink", noted_unlink)
+    # when
+    run_to_end(seal(folder.path, part))
+    # then: the segment's files, its name, the name of its folder, and only then the journal's end
+    segments = folder.path / "segments"
+    named = done.index(("rename", str(segments / "rank-00000.000001")))
+    gone = done.index(("unlink", str(part.journal)))
+    assert {Path(path).name for what, path in done[:named] if what == "sync"} >= {"rows.parquet", "segment.json"}
+    assert {path for what, path in done[named:gone] if what == "sync"} == {str(segments), str(folder.path)}
+
+
 def damaged(data: bytes) -> bytes:
     return data[:200] + bytes([data[200] ^ 1]) + data[201:]
 

@@ -80,6 +80,14 @@ def test_a_number_that_stood_for_two_rows_has_no_digest_any_more():
     assert third == ([], [], [])
 
 
+@pytest.mark.parametrize("low", [0, 1])
+def test_a_digest_that_looks_like_no_row_in_its_lower_half_is_told_once(low):
+    digest = (5 << 32) | low
+    first, again = told(StreamRows(), [(0, digest, None)], [(0, digest, None)])
+    assert first == ([0], [digest], [None])
+    assert again == ([], [], [])
+
+
 def test_a_row_without_a_digest_is_told_by_its_name_alone():
     [found] = told(StreamRows(), [(0, 0, b"a"), (1, 0, None)])
     assert found == ([0], [0], ["a"])
