@@ -122,7 +122,7 @@ def list_parts(path: Path) -> list[Part]:
 
 
 def closed_journals(journal: Path) -> list[Path]:
-    """The closed journals, not deleted yet, of the rank whose journal is written at this path.
+    """The other journals, closed and not deleted yet, of the rank whose journal is written at this path.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -131,7 +131,7 @@ def closed_journals(journal: Path) -> list[Path]:
     return [
         file
         for rank, number, file in _journals(journal.parent)
-        if own is not None and rank == int(own[1]) and number != ACTIVE
+        if own is not None and rank == int(own[1]) and number != ACTIVE and file.name != journal.name
     ]
 
 

@@ -76,6 +76,8 @@ def test_the_closed_journals_of_a_rank_are_those_that_were_not_deleted(run: Path
     assert sorted(file.name for file in closed) == ["rank-00000.000003.journal", "rank-00000.000012.journal"]
     assert closed_journals(run / "rank-00001.journal") == []
     assert closed_journals(run / "other.journal") == []
+    # and: one that is written under a closed name is not among the others
+    assert [file.name for file in closed_journals(run / "rank-00000.000003.journal")] == ["rank-00000.000012.journal"]
 
 
 def test_segments_that_are_a_link_are_not_followed(run: Path) -> None:
