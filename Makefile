@@ -28,7 +28,11 @@ test: check ## Run the checks, then the tests, all but the long ones; the same e
 
 .PHONY: test-long
 test-long: check ## Run all tests, the long ones too, with more and random examples
-	@$(PYTEST) -m "" --hypothesis-profile=long
+	@$(PYTEST) -m "not gpu" --hypothesis-profile=long
+
+.PHONY: test-gpu
+test-gpu: .venv/.installed-dev ## Run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
 
 .PHONY: check
 check: .venv/.installed-dev ## Check format, lint, types and the doors between rooms

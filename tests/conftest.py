@@ -4,11 +4,12 @@ Set before anything heavy is imported: torch and numpy read their thread count o
 their folders and their offline switch. Through `os.environ`, so that processes a test starts inherit it.
 """
 
+import importlib.util
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,25 @@ def read_only_folder() -> Iterator[Path]:
             os.seteuid(0)
         folder.chmod(0o700)
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def rank_pair() -> Iterator[Callable[[Path], Any]]:
+    """Starts pairs of gloo processes that serve this test file: `rank_pair(worker_file).call("function", ...)`."""
+    spec = importlib.util.spec_from_file_location("rank_pair", Path(__file__).with_name("rank_pair.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pairs: list[Any] = []
+
+    def start(worker: Path) -> Any:
+        pairs.append(module.RankPair(worker))
+        return pairs[-1]
+
+    yield start
+    for pair in pairs:
+        pair.close()
 
 
 @pytest.fixture(autouse=True)
