@@ -212,9 +212,9 @@ def put_clocks(meter):
     meter.put(capture.CrossEntropyCapture, "_cross_entropy", ours=True)
     meter.put(loader.TaggingCollator, "__call__", ours=True)
     meter.put(loader.TaggedDataset, "__getitems__", ours=True)
-    meter.put(hf_window, "total_norm", ours=True)  # a guard's look at the gradients; else the trainer's own
+    meter.put(hf_window, "gradient_norms", ours=True)  # a guard's look at the gradients; else the trainer's own
     meter.put(Run, "micro_batch", "step", ours=True)
-    meter.put(run, "total_norm", "clip_gradients", ours=False)
+    meter.put(run, "gradient_norms", "clip_gradients", ours=False)
     # Inside a captured cross-entropy the host's two calls are the host's, the third is ours.
     nll_loss, theirs = F.nll_loss, meter.wrap(F.nll_loss, ours=False)
     F.nll_loss = lambda *args, **kwargs: (nll_loss if kwargs.get("reduction") == "none" else theirs)(*args, **kwargs)

@@ -4,24 +4,74 @@ What enters are micro-batches, ids of rows, steps and events, each with the step
 log. The run folder is made when the first of them arrives, so that a state which is loaded before can still name the
 run that is to be continued. Invariant: nothing that goes wrong while recording is raised; it turns recording off, and
 one line says so.
+
+Among several ranks rank 0 makes the folder, as it would alone, and tells the others which run and attempt it is; each
+rank appends to a journal of its own. They need not begin together, and none waits for another: until it has heard, a
+rank keeps what it observes in memory (`trimtab.recorder.backlog` says how much), and only its `close` waits, for
+seconds. A rank that is lost costs the log its own rows from then on.
+
+```
+  rank 0   put -> run folder -> Recorder -> tell            a `Meeting` carries the word: no collective, no lock
+  rank 1   put -> Backlog  - - - - - - - -  heard -> Recorder
+```
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 from trimtab import __version__
 from trimtab.errors import UsageError
-from trimtab.log.folder import RunFolder, check_run_id, continue_run, create_run, is_run_folder, new_run_id, run_path
+from trimtab.log.folder import (
+    RunFolder,
+    check_run_id,
+    continue_run,
+    create_run,
+    is_run_folder,
+    join_run,
+    new_run_id,
+    run_path,
+)
 from trimtab.notices import say, warn
 from trimtab.recorder import Recorder, reason_of
+from trimtab.recorder.backlog import Backlog
 from trimtab.registry import register
 from trimtab.values import Event, MicroBatch, RowIds, RunHeader, StepRow
+
+_CAPACITY_MICROS: Final = 1 << 16  # as many as a recorder lets wait for the disk
+_PATIENCE_S: Final = 15.0
+"""Seconds that a closing rank waits for the word of rank 0. It comes at once also where rank 0 does not record: waited
+for in full is only one that never begins. On a machine with eight times its load rank 0 was seen to be 5 s behind."""
+
+_LOOK_INTERVAL_S: Final = 0.05
+
+
+class Meeting(Protocol):
+    """How the ranks above 0 learn from rank 0 where one run is recorded. No method waits for another rank, or raises.
+
+    Attributes:
+        rank: This process's place among the ranks.
+        world_size: How many they are.
+    """
+
+    rank: int
+    world_size: int
+
+    def tell(self, run_id: str, attempt: int) -> None:
+        """Says to all ranks which run and attempt it is; `NOT_RECORDED`: that there is none. Rank 0 calls it once."""
+
+    def heard(self) -> tuple[str, int] | None:
+        """What rank 0 said; None if it has not said anything yet."""
+
+
+NOT_RECORDED: Final = ("", 0)
+"""What rank 0 tells, run id and attempt, if it does not record: then no rank does."""
 
 
 class Recording:
@@ -41,6 +91,8 @@ class Recording:
         record: bool,
         clock: Callable[[], float],
         rule: str | None,
+        meeting: Meeting | None = None,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         """Prepares a log; nothing is written yet.
 
@@ -51,6 +103,8 @@ class Recording:
             record: False: no folder, no registry entry, no thread.
             clock: Seconds since the epoch.
             rule: The rule of the run's guard, for the line that says where the run is recorded; None: no guard.
+            meeting: Where the ranks of this run meet; None: this process is the only one.
+            patience_s: Seconds that `close` waits at most for a word of rank 0, on a rank that has not heard of it.
 
         Raises:
             UsageError: If `run_id` cannot be a folder name, or `out` is missing while recording.
@@ -63,18 +117,29 @@ class Recording:
             check_run_id(run_id)
         self.is_on = record
         self.has_begun = False
-        self._header = header
+        self._header = header if meeting is None else replace(header, world_size=meeting.world_size)
         self._out = Path(out) if out is not None else None
         self._run_id = run_id
         self._clock = clock
         self._rule = rule
         self._recorder: Recorder | None = None
         self._folder: RunFolder | None = None
+        self._meeting = meeting
+        self._rank = meeting.rank if meeting is not None else 0
+        self._patience_s = patience_s
+        self._unwritten = Backlog(_CAPACITY_MICROS, ring_at=_CAPACITY_MICROS)
+        if not record and meeting is not None and self._rank == 0:
+            meeting.tell(*NOT_RECORDED)
 
     @property
     def run_id(self) -> str | None:
         """The run's id; None while nothing was recorded and none was given."""
         return self._folder.header.run_id if self._folder is not None else self._run_id
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this rank speaks for the run where one line is enough."""
+        return self._rank == 0
 
     @property
     def folder(self) -> Path | None:
@@ -83,7 +148,7 @@ class Recording:
 
     def continue_from(self, saved_id: str) -> None:
         """Makes the run of a checkpoint the one to be continued, if it is under `out` and no other was named."""
-        if self._run_id is not None or self._out is None:
+        if self._run_id is not None or self._out is None or self._rank > 0:  # rank 0 decides, and tells
             return
         if is_run_folder(run_path(self._out, saved_id)):
             self._run_id = saved_id
@@ -94,7 +159,7 @@ class Recording:
         """Hands an item to the recorder; nothing happens while recording is off. Never raises.
 
         The first call makes the run folder and its entry in the list of runs (at most half a second, if another process
-        holds the list); later ones never wait.
+        holds the list); later ones never wait. On a rank above 0 none does.
 
         Args:
             item: What is recorded.
@@ -102,10 +167,16 @@ class Recording:
         """
         if not self.is_on:
             return
-        if not self.has_begun:
+        if self._rank > 0:
+            self.has_begun = True
+            if self._recorder is None:
+                self._listen()
+        elif not self.has_begun:
             self._begin(step)
         if self._recorder is not None:
             self._recorder.put(item)
+        elif self.is_on:
+            self._unwritten.put(item)
 
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int, of_step: int | None = None) -> None:
         """Records that something happened. Never raises.
@@ -121,11 +192,16 @@ class Recording:
             self.put(Event(kind, happened, self._clock(), _snapshot(facts)), step=step)
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""
-        return self._recorder.flush(timeout_s) if self._recorder is not None else True
+        """Waits until everything handed over is on disk; False if it took longer than `timeout_s`.
+
+        False, and at once, on a rank that has not heard yet where to write it.
+        """
+        return self._recorder.flush(timeout_s) if self._recorder is not None else not len(self._unwritten)
 
     def close(self, *, reason: str, step: int) -> bool:
         """Writes what is pending, and turns recording off. A second call does nothing.
+
+        A rank above 0 that does not know yet where to write waits some seconds for the word of rank 0.
 
         Args:
             reason: "closed", or the name of the exception that ended the run.
@@ -134,6 +210,8 @@ class Recording:
         Returns:
             Whether there was a log to close.
         """
+        if self._has_no_word:
+            self._wait_for_word()
         if self._recorder is None:
             return False
         self.event("end", {"reason": reason}, step=step)
@@ -142,18 +220,23 @@ class Recording:
         return recorder.off_reason is None
 
     def _begin(self, step: int) -> None:
+        """Makes the run folder, or continues it, and tells the other ranks of it."""
         self.has_begun = True
+        self._start(step)
+        if self._meeting is None:
+            return
+        if self._recorder is not None and self.run_id is not None:
+            assert self._folder is not None, "a recorder has a folder"
+            self._meeting.tell(self.run_id, self._folder.attempt)
+        else:
+            self._meeting.tell(*NOT_RECORDED)
+
+    def _start(self, step: int) -> None:
         assert self._out is not None, "checked when the recording was made"
         now = self._clock()
         try:
             run_id = self._run_id if self._run_id is not None else new_run_id(now)
-            header = replace(
-                self._header,
-                run_id=run_id,
-                created=now,
-                out=str(self._out.absolute()),
-                trimtab_version=__version__,
-            )
+            header = self._complete(run_id, created=now)
             if is_run_folder(run_path(self._out, run_id)):
                 self._folder = continue_run(self._out, run_id, header)
             else:
@@ -175,6 +258,60 @@ class Recording:
         say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).{unlisted}")
         if self._folder.attempt > 1:
             self._recorder.put(Event("resume", step, now, {"attempt": self._folder.attempt}))
+
+    def _complete(self, run_id: str, *, created: float) -> RunHeader:
+        assert self._out is not None, "checked when the recording was made"
+        return replace(
+            self._header, run_id=run_id, created=created, out=str(self._out.absolute()), trimtab_version=__version__
+        )
+
+    def _listen(self) -> None:
+        """On a rank above 0: begins to write as soon as rank 0 has said where. Never waits or raises."""
+        assert self._meeting is not None, "it is a rank above 0"
+        heard = self._meeting.heard()
+        if heard is None:
+            return
+        if heard == NOT_RECORDED:
+            self._turn_off("rank 0 does not record this run")
+            return
+        run_id, attempt = heard
+        try:
+            assert self._out is not None, "checked when the recording was made"
+            self._folder = join_run(self._out, self._complete(run_id, created=self._clock()), attempt=attempt)
+            recorder = Recorder(self._folder, rank=self._rank)
+        except Exception as error:  # noqa: BLE001 - as in `_start`
+            self._turn_off(reason_of(error))
+            return
+        if recorder.off_reason is not None:  # the disk refused its first write; said already
+            self.is_on = False
+            self._unwritten.clear()
+            return
+        recorder.take_over(self._unwritten)
+        self._recorder = recorder
+
+    def _wait_for_word(self) -> None:
+        deadline = time.monotonic() + self._patience_s
+        self._listen()
+        while self._has_no_word and time.monotonic() < deadline:
+            time.sleep(_LOOK_INTERVAL_S)
+            self._listen()
+        if self._has_no_word:
+            self._turn_off(
+                f"rank 0 has not said within {self._patience_s:g} s of the end where this run is recorded: it has not "
+                "begun it, or was given another out"
+            )
+
+    @property
+    def _has_no_word(self) -> bool:
+        return self.has_begun and self.is_on and self._recorder is None
+
+    def _turn_off(self, reason: str) -> None:
+        """On a rank above 0: says what became of what it had to write."""
+        self.is_on = False
+        num_lost = len(self._unwritten) + self._unwritten.num_dropped
+        self._unwritten.clear()
+        lost = f" {num_lost} items of this rank are in no log." if num_lost else ""
+        warn("recorder", f"Trimtab recorder off on rank {self._rank}: {reason}.{lost}")
 
 
 def _snapshot(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 An adapter (the public `Run` of a loop of one's own, the Hugging Face integration) translates its host's moments into
 these verbs, in this order:
 
-    judge -> record_micro_batch      once a micro-batch
+    judge -> record_micro_batch      once a micro-batch; where a device decides, judge_late comes when it was heard of
     record_row_ids                   once a row, or as often as it comes
     drop_reason -> end_step          once an optimizer step
     evaluation, event                whenever
@@ -15,19 +15,20 @@ while recording is raised into training; an error in a decision is.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
+from trimtab.guard.counts import WindowCounts
+from trimtab.guard.figures import MicroFigures
+from trimtab.guard.words import GuardWords
 from trimtab.log.folder import check_run_id
-from trimtab.notices import say, warn, warn_once, warn_setting
-from trimtab.recording import Recording
+from trimtab.notices import warn, warn_once, warn_setting
+from trimtab.recording import Meeting, Recording
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.values import (
@@ -42,11 +43,8 @@ from trimtab.values import (
 )
 
 STATE_VERSION = 1
-SKIPS_SAID = 20
-"""Skips that a run says line by line: enough to see a pattern, few enough to leave the terminal readable."""
-
-_REASON_CODE = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
-_STEP_CODE = {reason: code for code, reason in enumerate(STEP_REASONS)}
+REASON_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
+STEP_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(STEP_REASONS)}
 
 
 def switched_off() -> bool:
@@ -57,31 +55,16 @@ def switched_off() -> bool:
     return True
 
 
-@dataclass(slots=True)
-class WindowCounts:
-    """What the host knows about the accumulation window that is being filled.
-
-    The token counts are known only where a guard judges on the host; without one they stay 0.
-    """
-
-    num_micros: int = 0
-    num_tokens: int = 0
-    num_skipped_micros: int = 0
-    num_skipped_tokens: int = 0
-
-    @property
-    def num_kept_micros(self) -> int:
-        """Micro-batches that take part in the update."""
-        return self.num_micros - self.num_skipped_micros
-
-    @property
-    def num_kept_tokens(self) -> int:
-        """Supervised tokens that take part in the update."""
-        return self.num_tokens - self.num_skipped_tokens
-
-
 class RunCore:
-    """One training run: which step it is in, what its guard decides, and where it is recorded."""
+    """One training run: which step it is in, what its guard decides, and where it is recorded.
+
+    Attributes:
+        config: Settings of the guard; None where there is none.
+        guard: The guard that decides, or that decides once more what a device has decided.
+        window: The accumulation window that is being filled.
+        step: Optimizer step (1-based) that it belongs to.
+        words: What is said of it.
+    """
 
     def __init__(
         self,
@@ -91,6 +74,7 @@ class RunCore:
         guard: GuardConfig | None = None,
         record: bool = True,
         run_id: str | None = None,
+        meet: Callable[[], Meeting] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepares a run; nothing is written yet.
@@ -101,6 +85,7 @@ class RunCore:
             guard: Settings of the guard; None: nothing is ever skipped or dropped.
             record: Whether the run is recorded.
             run_id: The run to continue, or a name for a new one.
+            meet: Gives the place where the ranks of this run meet; None: this process is the only one.
             clock: Seconds since the epoch.
 
         Raises:
@@ -113,15 +98,19 @@ class RunCore:
             )
             guard = None
         self.config = guard
-        self.guard = PerTokenLossGuard.from_config(guard) if guard is not None else None
         self.window = WindowCounts()
         self.step = 1
         rule = guard.rule if guard is not None else None
-        self._recording = Recording(header, out=out, run_id=run_id, record=record, clock=clock, rule=rule)
+        meeting = meet() if meet is not None else None
+        rank = meeting.rank if meeting is not None else 0
+        # Every rank's guard decides alike; one of them tells.
+        self.guard = PerTokenLossGuard.from_config(guard, quiet=rank > 0) if guard is not None else None
+        self._recording = Recording(
+            header, out=out, run_id=run_id, record=record, clock=clock, rule=rule, meeting=meeting
+        )
         self._clock = clock
         self._last_step_ended: float | None = None
-        self._num_skips_said = 0
-        self._said_no_tokens = False
+        self.words = GuardWords(rank=rank)
 
     # What the adapter asks.
 
@@ -131,26 +120,20 @@ class RunCore:
         return self._recording.run_id
 
     @property
+    def is_first_rank(self) -> bool:
+        """Whether this rank speaks for the run where one line is enough."""
+        return self._recording.is_first_rank
+
+    @property
     def folder(self) -> Path | None:
         """The run folder; None until something was recorded, and for good with `record=False`."""
         return self._recording.folder
 
-    def judge(
-        self,
-        loss_sum: float,
-        num_tokens: int,
-        *,
-        aux: float = 0.0,
-        beyond: float = 0.0,
-        leading_row: Callable[[], int | None] = lambda: None,
-    ) -> Verdict:
-        """Decides about the micro-batch at hand, before its backward.
+    def judge(self, figures: MicroFigures, *, leading_row: Callable[[], int | None] = lambda: None) -> Verdict:
+        """Decides about the micro-batch at hand, before its backward, and counts it in its window.
 
         Args:
-            loss_sum: Sum of its loss over supervised tokens.
-            num_tokens: Their count.
-            aux: Sum of its further loss terms; the micro-batch is skipped if this is not finite.
-            beyond: What its loss holds beside that of its tokens, in the unit of their mean: it is judged with it.
+            figures: What it is judged by.
             leading_row: Finds the row that leads the micro-batch; called only for one that is skipped.
 
         Returns:
@@ -159,31 +142,73 @@ class RunCore:
         Raises:
             GuardLockupError: If the guard is set to raise on a lock-up.
         """
-        assert self.guard is not None, "judge() belongs to a run with a guard"
-        # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
-        verdict = self.guard.check(loss_sum + aux * 0.0 + beyond * num_tokens, num_tokens, step=self.step)
-        self.window.num_tokens += num_tokens
-        if not verdict.keep:
-            # With finite losses a further term is what is not finite, and no row is to blame; nor for a spike that is
-            # mostly such a term.
-            is_term = math.isfinite(loss_sum) if verdict.reason == "nonfinite" else 2 * abs(beyond) > abs(verdict.loss)
-            if self._num_skips_said < SKIPS_SAID:
-                self._say_skipped(verdict, row=None if is_term else leading_row())
-            self.window.num_skipped_micros += 1
-            self.window.num_skipped_tokens += num_tokens
+        window = self.window
+        verdict = self.judge_late(figures, step=self.step, micro=window.num_micros, leading_row=leading_row)
+        _, num_tokens = figures.judged
+        window.count(skipped=int(not verdict.keep), num_tokens=num_tokens, num_own_tokens=figures.num_tokens)
+        return verdict
+
+    def judge_late(
+        self, figures: MicroFigures, *, step: int, micro: int, leading_row: Callable[[], int | None] = lambda: None
+    ) -> Verdict:
+        """Decides once more what a device has decided by the same figures: for the words, the rates and the state.
+
+        Call it once a micro-batch, in their order; their windows may be over.
+
+        Args:
+            figures: As in `judge`.
+            step: Step of the micro-batch.
+            micro: 0-based place in that step.
+            leading_row: As in `judge`.
+
+        Returns:
+            The guard's verdict, which is that of the device.
+
+        Raises:
+            GuardLockupError: If the guard is set to raise on a lock-up.
+        """
+        assert self.guard is not None, "judging belongs to a run with a guard"
+        verdict = self.guard.check(*figures.judged, step=step)
+        if verdict.keep:
+            return verdict
+        is_cause = figures.cause(verdict)
+        if self.words.says_skip(is_cause=is_cause):
+            row = leading_row() if is_cause and not figures.is_of_a_term(verdict) else None
+            if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
+                where = f"row {row} of " if row is not None else ""
+                self.guard.nonfinite_hint = f"first in {where}step {step}"
+            self.words.skipped(verdict, step=step, micro=micro, row=row)
         return verdict
 
     def record_micro_batch(
-        self, rows: Any, loss_sums: Any, num_tokens: Any, *, verdict: Verdict | None = None, packed: bool = False
+        self,
+        rows: Any,
+        loss_sums: Any,
+        num_tokens: Any,
+        *,
+        verdict: Verdict | None = None,
+        reason: Any = 0,
+        keep: Any = True,
+        packed: bool = False,
     ) -> None:
         """Hands one micro-batch to the recorder; the arguments are those of `MicroBatch`.
 
         Never raises. The first call makes the run folder and its entry in the list of runs (at most half a second, if
         another process holds the list); later ones never wait.
+
+        Args:
+            rows: As there.
+            loss_sums: As there.
+            num_tokens: As there.
+            verdict: The guard's; None: `reason` and `keep` say it, which may be numbers still on their way to the host.
+            reason: Index into `VERDICT_REASONS`.
+            keep: Whether it takes part in the update.
+            packed: As there.
         """
         micro = self.window.num_micros
         self.window.num_micros += 1
-        reason, keep = (0, True) if verdict is None else (_REASON_CODE[verdict.reason], verdict.keep)
+        if verdict is not None:
+            reason, keep = REASON_CODE[verdict.reason], verdict.keep
         item = MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed)
         self._recording.put(item, step=self.step)
 
@@ -192,19 +217,33 @@ class RunCore:
         self._recording.put(ids, step=self.step)
 
     def drop_reason(self) -> StepReason | None:
-        """Why the window that is complete must not be stepped; None if it may. Always None without a guard."""
+        """Why the window that is complete must not be stepped; None if it may. Always None without a guard.
+
+        For a host that decides itself: what a device counted must not be looked at here.
+        """
         if self.guard is None or self.window.num_kept_tokens > 0:
             return None
         if self.window.num_skipped_micros:
             return "all_skipped"
-        if not self._said_no_tokens:
-            self._said_no_tokens = True
-            warn(
-                "run",
-                f"Step {self.step} had no supervised token at all and was not taken: look for rows whose labels are "
-                "all ignored (a prompt longer than the cut, a wrong template). Said once.",
-            )
+        self.words.no_tokens(self.step)
         return "no_tokens"
+
+    def tell_nonfinite_norm(self, step: int, *, norm: float, parameter: str | None) -> None:
+        """Records that a step was dropped for its gradient norm, and says so, once.
+
+        Args:
+            step: Which.
+            norm: The norm.
+            parameter: The first parameter with such a gradient, or why none can be named.
+        """
+        self.event("nonfinite_norm", {"parameter": parameter, "grad_norm": norm}, step=step)
+        self.words.nonfinite_norm(step, norm=norm, parameter=parameter)
+
+    def tell_disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
+        """Records that a device decided otherwise than the host by the same figures, and says so, once."""
+        facts = {"micro": micro, "decided": decided, "host": verdict.reason, "loss": verdict.loss}
+        self.event("guard_disagrees", facts, step=step)
+        self.words.disagreement(verdict, decided=decided, step=step, micro=micro)
 
     def begin_step(self, step: int) -> None:
         """Tells which optimizer step (1-based) comes now; for hosts that keep their own count."""
@@ -213,7 +252,7 @@ class RunCore:
 
     def end_step(
         self,
-        reason: StepReason = "stepped",
+        reason: StepReason | Any = "stepped",
         *,
         loss: Any = float("nan"),
         num_tokens: Any = 0,
@@ -221,23 +260,38 @@ class RunCore:
         lr: Any = None,
         clipped: Any = None,
         loss_scale: Any = None,
+        num_skipped_micros: Any = None,
+        num_skipped_tokens: Any = None,
     ) -> None:
-        """Records the optimizer step that just ended, with the facts of `StepRow`, and opens the next window."""
+        """Records the optimizer step that just ended, and opens the next window.
+
+        Args:
+            reason: What became of it, or its index into `STEP_REASONS`, which may still be on its way to the host.
+            loss: As in `StepRow`, as are the four below.
+            num_tokens: As there.
+            grad_norm: As there.
+            lr: As there.
+            clipped: As there.
+            loss_scale: As there.
+            num_skipped_micros: As there; None: as the window has counted them.
+            num_skipped_tokens: As there; None: as the window has counted this rank's.
+        """
         now = self._clock()
         wall_s = now - self._last_step_ended if self._last_step_ended is not None else float("nan")
         self._last_step_ended = now
+        window = self.window
         item = StepRow(
             self.step,
             loss,
             grad_norm,
             lr,
-            _STEP_CODE[reason],
+            STEP_CODE[reason] if isinstance(reason, str) else reason,
             clipped,
             loss_scale,
             wall_s,
             num_tokens,
-            self.window.num_skipped_micros,
-            self.window.num_skipped_tokens,
+            window.num_skipped_micros if num_skipped_micros is None else num_skipped_micros,
+            window.num_own_skipped_tokens if num_skipped_tokens is None else num_skipped_tokens,
         )
         self._recording.put(item, step=self.step)
         self.begin_step(self.step + 1)
@@ -312,18 +366,3 @@ class RunCore:
         self.step = step
         if saved_id is not None:
             self._recording.continue_from(saved_id)
-
-    def _say_skipped(self, verdict: Verdict, *, row: int | None) -> None:
-        assert self.guard is not None, "somebody skipped it"
-        if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
-            where = f"row {row} of " if row is not None else ""
-            self.guard.nonfinite_hint = f"first in {where}step {self.step}"
-        self._num_skips_said += 1
-        compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
-        led = f"; row {row} leads it" if row is not None else ""
-        last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
-        say(
-            "guard",
-            f"Guard skipped micro-batch {self.window.num_micros} of step {self.step}: {verdict.reason}, "
-            f"loss {verdict.loss:.4g}{compared}{led}.{last}",
-        )

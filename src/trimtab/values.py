@@ -24,6 +24,9 @@ VERDICT_REASONS: Final[tuple[VerdictReason, ...]] = get_args(VerdictReason)
 STEP_REASONS: Final[tuple[StepReason, ...]] = get_args(StepReason)
 """What became of an optimizer step. The log stores the index into this tuple."""
 
+GRADIENTLESS: Final[tuple[StepReason, ...]] = ("all_skipped", "no_tokens")
+"""Reasons of steps in which no gradient counted: a norm that a device has measured all the same says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -100,7 +103,8 @@ class MicroBatch(NamedTuple):
         rows: (R,) int64 dataset row numbers; a row that stands twice occurred twice.
         loss_sums: (R,) float32 sums of the loss over the row's supervised tokens; not finite stays as it is.
         num_tokens: (R,) integer counts of supervised tokens.
-        reason: Index into `VERDICT_REASONS` of the guard's verdict; 0 ("off") without a guard.
+        reason: Index into `VERDICT_REASONS` of the guard's verdict; 0 ("off") without a guard. It and `keep` may still
+            be on their way from the device that decided.
         keep: Whether it took part in the update.
         packed: The entries are single tokens of packed sequences, each naming its row: the writer sums the entries of
             one row into one occurrence and leaves out entries that are not supervised, unless their row has no others.
@@ -111,8 +115,8 @@ class MicroBatch(NamedTuple):
     rows: Any
     loss_sums: Any
     num_tokens: Any
-    reason: int = 0
-    keep: bool = True
+    reason: Any = 0
+    keep: Any = True
     packed: bool = False
 
 
@@ -138,7 +142,10 @@ class RowIds(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One optimizer step as the training side knows it. Floats may be 0-d arrays or tensors: the writer converts them.
+    """One optimizer step as the training side knows it.
+
+    All but `step` and `wall_s` may be 0-d arrays or tensors, or numbers still on their way from a device: the writer
+    converts them.
 
     Attributes:
         step: 1-based optimizer step.
@@ -158,13 +165,13 @@ class StepRow(NamedTuple):
     loss: Any
     grad_norm: Any
     lr: Any
-    reason: int = 0
+    reason: Any = 0
     clipped: Any = None
     loss_scale: Any = None
     wall_s: float = math.nan
     num_tokens: Any = 0
-    num_skipped_micros: int = 0
-    num_skipped_tokens: int = 0
+    num_skipped_micros: Any = 0
+    num_skipped_tokens: Any = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +183,14 @@ class Event:
         step: Optimizer step during which it happened (0 before the first).
         time: Seconds since the epoch.
         facts: JSON-ready details; floats that are not finite are spelled as strings when written.
+        ranks: Ranks that recorded it alike, ascending, where a log of several is read; else none.
     """
 
     kind: str
     step: int
     time: float
     facts: dict[str, Any] = field(default_factory=dict)
+    ranks: tuple[int, ...] = field(default=(), compare=False)
 
 
 def json_number(value: float | None) -> float | str | None:

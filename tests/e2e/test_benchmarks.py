@@ -11,6 +11,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SMALL = {
     "command_line": ["--repeats", "1"],
+    "gpu": ["--tiny", "--pairs", "2", "--steps", "1", "--modes", "eager"],
+    "guard": ["--rounds", "2", "--width", "16"],
     "journal": ["--micros", "1024", "--repeats", "2"],
     "overhead": ["--pairs", "2", "--seconds", "0.01", "--vocabularies", "50", "--guard"],
     "read": ["--sizes", "300", "--repeats", "1"],

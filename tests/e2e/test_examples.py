@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,51 @@ def test_an_example_without_its_packages_says_which_to_install() -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "-m pip install '.[trl]'" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_row_planted_on_one_rank_is_left_out_on_both_and_named(tmp_path: Path, trimtab_home: Path, name: str) -> None:
+    # when
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = run_program(*torchrun, ROOT / "examples" / f"{name}.py", folder=tmp_path, home=trimtab_home)
+    # then
+    assert re.findall(r"^Left out: .*", said, re.MULTILINE) == ["Left out: 1 of 2 micro-batches; row 1341 was planted"]
+    weights = re.findall(r"ends with weights (\w{8})", said)
+    assert len(weights) == 2
+    assert len(set(weights)) == 1
+    # and the one log of both ranks
+    trimtab = Path(sys.executable).with_name("trimtab")
+    command = (trimtab, "rewind", "--json", "-", "--data", f"examples.{name}:make_rows")
+    report = json.loads(run_program(*command, folder=ROOT, home=trimtab_home))
+    assert report["rows"][0]["row"] == 1341
+    assert report["rows"][0]["rank"] == 1
+
+
+@pytest.mark.long
+def test_a_row_planted_on_one_rank_of_a_trainer_is_skipped_on_both_and_named(
+    tmp_path: Path, trimtab_home: Path
+) -> None:
+    # when
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = run_program(*torchrun, ROOT / "examples" / "hf_ddp.py", folder=tmp_path, home=trimtab_home)
+    # then
+    assert "Row 229 was planted" in said
+    trimtab = Path(sys.executable).with_name("trimtab")
+    command = (trimtab, "rewind", "--json", "-", "--data", "examples.hf_ddp:make_rows")
+    report = json.loads(run_program(*command, folder=ROOT, home=trimtab_home))
+    assert report["spikes"][0]["kind"] == "spike"
+    assert report["spikes"][0]["score"] > 20  # a spike begins at 10: other versions of torch may come out lower
+    assert (report["rows"][0]["row"], report["rows"][0]["rank"]) == (229, 1)
+    assert report["rows"][0]["share"] > 0.9
+    assert any("every row of step" in notice and "left out of the update" in notice for notice in report["notices"])
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hf_ddp"])
+def test_an_example_for_two_processes_says_how_to_start_them(name: str) -> None:
+    # when
+    done = subprocess.run([sys.executable, f"examples/{name}.py"], cwd=ROOT, capture_output=True, text=True)
+    # then
+    assert done.returncode == 1
+    assert f"torchrun --nproc-per-node 2 examples/{name}.py" in done.stderr
+    assert "Traceback" not in done.stderr

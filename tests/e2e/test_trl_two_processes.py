@@ -1,108 +1,107 @@
-"""An SFTTrainer in two real processes: rank 0 is recorded with the right rows, and a guard is refused."""
+"""An `SFTTrainer` in two real processes under DDP: one guard, one log with the documents of both ranks.
 
-import json
-import os
-import socket
-import subprocess
-import sys
+The oracle is a trainer without Trimtab that computes the loss of a harmless micro-batch at the place of a bad one, and
+multiplies it by zero.
+"""
+
 from pathlib import Path
 
 import pytest
 
-PROGRAM = """
-import json, os, sys
-import torch
-from datasets import Dataset, disable_progress_bars
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
 import trimtab
 
-disable_progress_bars()
-packing, out = sys.argv[1] == "packed", sys.argv[2]
-documents = [[f"w{d}.{place}" for place in range(3 + d * 5 % 7)] for d in range(16)]
-words = ["<eos>", *(word for document in documents for word in document)]
-vocabulary = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<eos>"))
-vocabulary.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, eos_token="<eos>", pad_token="<eos>")
-torch.manual_seed(0)
-sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes))
-args = SFTConfig(
-    output_dir=out, packing=packing, max_length=16, per_device_train_batch_size=2, use_cpu=True, bf16=False,
-    report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, num_train_epochs=1,
-    dataloader_pin_memory=False, gradient_checkpointing=False,
-)
-rows = Dataset.from_dict({"text": [" ".join(document) for document in documents]})
-with trimtab.keep_row_ids():
-    trainer = SFTTrainer(model=model, args=args, train_dataset=rows, processing_class=tokenizer)
-try:
-    trimtab.attach(trainer, guard=trimtab.GuardConfig(rule="robust"))
-    refused = None
-except trimtab.UsageError as error:
-    refused = str(error)
-seen = []
-document_of = {word: d for d, document in enumerate(documents) for word in document}
+GUARD = dict(multiplier=2.0)
+SETTINGS = {
+    "padded": dict(num_train_epochs=2),
+    "packed": dict(packing=True, per_device_train_batch_size=1, num_train_epochs=2),
+    "padding-free": dict(padding_free=True, num_train_epochs=2),
+}
 
 
-def look(module, inputs, kwargs):
-    labels = kwargs["labels"].flatten().tolist()
-    tokens = [words[token] for token in kwargs["input_ids"].flatten().tolist()]
-    seen.append(sorted({document_of[t] for t, label in zip(tokens, labels) if label != -100 and t in document_of}))
+@pytest.fixture(scope="module")
+def pair(rank_pair):
+    return rank_pair(Path(__file__).with_name("trainers_of_a_rank.py"))
 
 
-trainer.model.register_forward_pre_hook(look, with_kwargs=True)
-run = trimtab.attach(trainer)
-trainer.train()
-answer = {"refused": refused, "folder": str(run.folder) if run.folder else None, "seen": seen}
-with open(f"{out}/rank{os.environ['RANK']}.json", "w") as file:
-    json.dump(answer, file)
-torch.distributed.destroy_process_group()
-"""
+@pytest.fixture
+def train(pair, tmp_path):
+    def train(name, **settings):
+        return pair.call("train", out=str(tmp_path / name), name=name, kind="sft", **settings)
+
+    return train
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+@pytest.fixture
+def difference(pair):
+    """Largest difference between two trainings, of weights, moments and step counts, over both ranks."""
+
+    def difference(found, expected):
+        assert pair.call("ranks_differ", found=found) == [0.0, 0.0]
+        return max(pair.call("compare", found=found, expected=expected))
+
+    return difference
+
+
+def places_of(trained, document):
+    """(step, micro) of every micro-batch that holds the document, on either rank; a step counts from 1."""
+    return {
+        (step, micro)
+        for rank in trained
+        for step, micros in enumerate(rank["seen"], start=1)
+        for micro, seen in enumerate(micros)
+        if document in seen
+    }
+
+
+def recorded(folder):
+    """rank -> step -> micro-batches -> documents with tokens; and (step, micro) of what was left out."""
+    rows, left_out = {}, set()
+    for block in trimtab.open_log(folder).row_blocks():
+        columns = (block.rank, block.step, block.micro, block.row, block.num_tokens, block.keep)
+        for rank, step, micro, row, count, keep in zip(*(column.tolist() for column in columns), strict=True):
+            rows.setdefault(rank, {}).setdefault(step, {}).setdefault(micro, set()).update([row] if count else [])
+            if not keep:
+                left_out.add((step, micro))
+    told = [[[sorted(found) for found in micros.values()] for micros in steps.values()] for steps in rows.values()]
+    return told, left_out
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["packed", "padded"])
-def test_rank_0_is_recorded_with_its_own_rows_and_a_guard_is_refused(tmp_path: Path, how: str) -> None:
-    # given
-    out = tmp_path / "out"
-    out.mkdir()
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+@pytest.mark.parametrize("decide", ["host", "device"])
+@pytest.mark.parametrize("how", SETTINGS)
+def test_a_guard_that_leaves_nothing_out_changes_nothing(train, difference, how, decide):
+    plain = train("plain", **SETTINGS[how])
+    guard = dict(multiplier=20.0, decide=decide)
+    trained = train("guarded", attach=dict(guard=guard), **SETTINGS[how])
+    assert difference("guarded", "plain") == 0.0
+    for found, expected in zip(trained, plain, strict=True):
+        assert found["logged"] == expected["logged"]
+
+
+@pytest.mark.parametrize("decide", ["host", pytest.param("device", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "how", [how if how == "packed" else pytest.param(how, marks=pytest.mark.long) for how in SETTINGS]
+)
+def test_a_bad_document_on_one_rank_is_left_out_on_both_and_named(train, difference, how, decide):
+    # given a document that rank 1 meets when the guard has its history, and not before
+    plan = train("plan", **SETTINGS[how])
+    bad = next(
+        document for micros in plan[1]["seen"][3:] for document in micros[0] if min(places_of(plan, document)) >= (3, 0)
+    )
+    places = places_of(plan, bad)
+    faults = dict(costly=[bad])
+    train("oracle", faults=faults, oracle_at=sorted(places), **SETTINGS[how])
     # when
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, how, str(out)],
-            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ended
-    answers = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+    guard = GUARD | dict(decide=decide)
+    trained = train("guarded", faults=faults, attach=dict(guard=guard), **SETTINGS[how])
     # then
-    for answer in answers:
-        assert "2 are running" in answer["refused"]
-    assert answers[1]["folder"] is None
-    program = (
-        "import json, sys, trimtab\n"
-        "steps = {}\n"
-        "for block in trimtab.open_log(sys.argv[1]).row_blocks():\n"
-        "    for step, row, count in zip(block.step.tolist(), block.row.tolist(), block.num_tokens.tolist()):\n"
-        "        steps.setdefault(step, set()).update([row] if count else [])\n"
-        "print(json.dumps([sorted(steps[step]) for step in sorted(steps)]))"
-    )
-    read = subprocess.run(
-        [sys.executable, "-c", program, answers[0]["folder"]], capture_output=True, text=True, check=True
-    )
-    recorded = json.loads(read.stdout)
-    assert recorded == answers[0]["seen"]
-    assert recorded != answers[1]["seen"]
+    assert difference("guarded", "oracle") == 0.0
+    # and the log holds the documents of both ranks, also where they share a sequence, and what was left out
+    told, left_out = recorded(trained[0]["folder"])
+    assert told == [rank["seen"] for rank in plan]
+    assert left_out == places
+    # and rewind names it
+    findings = trimtab.rewind(trained[0]["folder"])
+    assert findings.rows[0].row == bad
+    assert findings.rows[0].share > 0.5
+    assert len(findings.rows) > 1

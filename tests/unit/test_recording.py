@@ -238,3 +238,239 @@ def test_it_is_closed_once(tmp_path: Path) -> None:
     made.event("note", {}, step=1)
     assert made.close(reason="closed", step=1)
     assert not made.close(reason="closed", step=1)
+
+
+# Several ranks.
+
+
+class Board:
+    """Where the ranks of one run meet, in this process: what the store of torch.distributed is among real ones."""
+
+    def __init__(self) -> None:
+        self.word: tuple[str, int] | None = None
+
+    def seat(self, rank: int) -> "Seat":
+        return Seat(self, rank)
+
+
+class Seat:
+    """One rank at the board; counts how often it looked."""
+
+    world_size = 2
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self.rank = rank
+        self.num_looks = 0
+        self._board = board
+
+    def tell(self, run_id: str, attempt: int) -> None:
+        assert self.rank == 0
+        self._board.word = (run_id, attempt)
+
+    def heard(self) -> tuple[str, int] | None:
+        assert self.rank > 0
+        self.num_looks += 1
+        return self._board.word
+
+
+def observe(made: Recording, step: int, *, row: int) -> None:
+    made.put(MicroBatch(step, 0, np.array([row]), np.array([1.0]), np.array([1]), 0, True, False), step=step)
+    made.put(StepRow(step, 1.0, None, None, 0, None, None, math.nan, 1, 0, 0), step=step)
+
+
+def test_two_ranks_write_into_one_folder_and_what_came_before_rank_0_began_is_in_it(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    # given a rank 1 that begins two steps before rank 0
+    board = Board()
+    seat = board.seat(1)
+    second, first = recording(tmp_path, meeting=seat), recording(tmp_path, meeting=board.seat(0))
+    for step in (1, 2):
+        observe(second, step, row=100 + step)
+    assert second.folder is None
+    assert not second.flush(timeout_s=30)
+    for step in (1, 2, 3):
+        observe(first, step, row=step)
+    # when it comes to its third step
+    observe(second, 3, row=103)
+    looks_until_heard = seat.num_looks
+    for made in (first, second):
+        made.event("note", {"text": "x"}, step=3)
+        made.close(reason="closed", step=4)
+
+    # then
+    assert second.folder == first.folder
+    assert second.run_id == first.run_id
+    log = open_log(tmp_path)
+    rows = log.rows().numpy()
+    assert sorted(zip(rows["step"].tolist(), rows["rank"].tolist(), rows["row"].tolist(), strict=True)) == [
+        (step, rank, 100 * rank + step) for step in (1, 2, 3) for rank in (0, 1)
+    ]
+    assert log.header.world_size == 2
+    assert log.notices() == []
+    assert [(event.kind, event.ranks) for event in log.event_list()] == [("note", (0, 1)), ("end", (0, 1))]
+    # and it looked at the board until it knew, and no more
+    assert looks_until_heard == seat.num_looks == 5
+    # and rank 0 alone spoke, and is in the list of runs
+    assert len([line for line in said() if "records run" in line]) == 1
+    assert len(registry.runs()) == 1
+
+
+def test_the_ranks_of_a_run_that_is_continued_take_the_attempt_of_rank_0(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        board = Board()
+        first, second = (recording(tmp_path, run_id="r", meeting=board.seat(rank)) for rank in (0, 1))
+        for made in (first, second):
+            observe(made, attempt, row=attempt)
+        for made in (first, second):
+            made.close(reason="closed", step=attempt + 1)
+
+    log = open_log(tmp_path)
+    rows = log.rows().numpy()
+    assert sorted(zip(rows["attempt"].tolist(), rows["rank"].tolist(), strict=True)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [event.kind for event in log.event_list()] == ["end", "resume", "end"]
+
+
+def test_a_rank_follows_rank_0_and_not_a_folder_of_its_own_that_is_left_of_an_earlier_run(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    # given an earlier run of the same folder, and a checkpoint that names it on rank 1
+    fill(recording(tmp_path, run_id="stale"))
+    num_said = len(said())
+    before = sorted((tmp_path / "trimtab" / "stale").rglob("*"))
+    board = Board()
+    first, second = recording(tmp_path, meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
+    second.continue_from("on rank 0's disk alone")
+    second.continue_from("stale")
+    assert len(said()) == num_said
+    assert second.run_id is None
+    # when
+    observe(second, 1, row=2)
+    observe(first, 1, row=1)
+    for made in (second, first):
+        made.close(reason="closed", step=2)
+
+    assert second.run_id == first.run_id != "stale"
+    assert sorted((tmp_path / "trimtab" / "stale").rglob("*")) == before
+
+
+def test_where_rank_0_does_not_record_the_other_says_so_and_goes_on(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    board = Board()
+    recording(None, record=False, meeting=board.seat(0))
+    second = recording(tmp_path, meeting=board.seat(1))
+
+    fill(second)
+
+    assert off_lines(said()) == ["Trimtab recorder off on rank 1: rank 0 does not record this run."]
+    assert second.folder is None
+    assert not (tmp_path / "trimtab").exists()
+
+
+def test_where_rank_0_has_no_disk_the_other_does_not_write_a_log_of_its_own(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    board = Board()
+    first, second = recording("/dev/null/x", meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
+
+    fill(first)
+    fill(second)
+
+    (of_first, of_second) = off_lines(said())
+    assert of_first.startswith("Trimtab recorder off: Not a directory")
+    assert of_second == "Trimtab recorder off on rank 1: rank 0 does not record this run."
+
+
+def test_a_rank_that_never_hears_of_rank_0_says_at_its_end_what_is_lost(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    second = recording(tmp_path, meeting=Board().seat(1), patience_s=0.0)
+
+    fill(second)
+
+    assert off_lines(said()) == [
+        "Trimtab recorder off on rank 1: rank 0 has not said within 0 s of the end where this run is recorded: it has "
+        "not begun it, or was given another out. 5 items of this rank are in no log."
+    ]
+    assert not (tmp_path / "trimtab").exists()
+
+
+def test_a_rank_that_closes_before_rank_0_begins_waits_for_its_word(tmp_path: Path) -> None:
+    class SlowBoard(Board):
+        """Rank 0 begins while rank 1 is waiting already."""
+
+        def seat(self, rank: int) -> "Seat":
+            seat = super().seat(rank)
+            heard = seat.heard
+
+            def heard_late() -> tuple[str, int] | None:
+                if seat.num_looks == 4:
+                    observe(first, 1, row=1)
+                return heard()
+
+            if rank:
+                seat.heard = heard_late  # type: ignore[method-assign]
+            return seat
+
+    board = SlowBoard()
+    first, second = recording(tmp_path, meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
+    observe(second, 1, row=2)
+    assert second.close(reason="closed", step=2)
+    first.close(reason="closed", step=2)
+
+    assert sorted(open_log(tmp_path).rows().numpy()["row"].tolist()) == [1, 2]
+
+
+def test_what_finds_no_room_before_rank_0_begins_is_counted_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimtab.recording._CAPACITY_MICROS", 2)
+    board = Board()
+    first, second = recording(tmp_path, meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
+    for step in (1, 2, 3):
+        observe(second, step, row=step)
+    observe(first, 1, row=9)
+    for made in (first, second):
+        made.close(reason="closed", step=4)
+
+    log = open_log(tmp_path)
+    dropped = [event for event in log.event_list() if event.kind == "dropped"]
+    assert [(event.ranks, event.step) for event in dropped] == [((1,), 3)]
+    assert dropped[0].facts == {"num_micros": 2, "num_steps": 2, "num_events": 0, "num_ids": 0}
+    assert sorted(log.rows().numpy()["row"].tolist()) == [1, 9]
+
+
+def test_a_rank_without_rank_0s_disk_makes_the_folder_and_the_copies_put_together_are_one_log(tmp_path: Path) -> None:
+    board = Board()
+    first = recording(tmp_path / "node0", meeting=board.seat(0))
+    second = recording(tmp_path / "node1", meeting=board.seat(1))
+    for rank, made in enumerate((first, second)):
+        observe(made, 1, row=rank)
+    for made in (first, second):
+        made.close(reason="closed", step=2)
+    assert first.folder is not None
+    assert second.folder is not None
+    assert first.folder.name == second.folder.name
+    # each is a log by itself, which says what is missing
+    assert "1 of 2 ranks have no journal" in open_log(second.folder).notices()[-1]
+
+    shutil.copytree(second.folder, first.folder, dirs_exist_ok=True)
+
+    log = open_log(first.folder)
+    assert log.notices() == []
+    assert sorted(log.rows().numpy()["row"].tolist()) == [0, 1]
+
+
+def test_a_disk_that_refuses_on_another_rank_is_said_with_the_rank(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    board = Board()
+    first, second = recording(tmp_path, meeting=board.seat(0)), recording("/dev/null/x", meeting=board.seat(1))
+    observe(first, 1, row=1)
+    fill(second)
+    first.close(reason="closed", step=2)
+
+    (line,) = off_lines(said())
+    assert line.startswith("Trimtab recorder off on rank 1: Not a directory: ")
+    assert open_log(tmp_path).rows().numpy()["row"].tolist() == [1]

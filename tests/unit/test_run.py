@@ -13,6 +13,7 @@ import pytest
 import trimtab
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
+from trimtab.guard.figures import MicroFigures
 from trimtab.log.reader import Log, open_log
 from trimtab.run import RunCore, switched_off
 from trimtab.values import VERDICT_REASONS, RowIds, RunHeader
@@ -66,10 +67,10 @@ def test_what_a_loss_holds_beside_that_of_its_tokens_is_judged_with_it_and_blame
     # given: four losses of 1 over 10 tokens
     core = RunCore(HEADER, out=tmp_path, guard=GUARD)
     for _ in range(4):
-        assert core.judge(10.0, 10).keep
+        assert core.judge(MicroFigures(10.0, 10)).keep
     # when: one of 1 with a term of 5, one of 5 with one of 1
-    term = core.judge(10.0, 10, beyond=5.0, leading_row=lambda: 7)
-    row = core.judge(50.0, 10, beyond=1.0, leading_row=lambda: 8)
+    term = core.judge(MicroFigures(10.0, 10, beyond=5.0), leading_row=lambda: 7)
+    row = core.judge(MicroFigures(50.0, 10, beyond=1.0), leading_row=lambda: 8)
     # then
     assert [(verdict.keep, verdict.reason, verdict.loss) for verdict in (term, row)] == [(False, "spike", 6.0)] * 2
     lines = [line for line in said() if "Guard skipped" in line]
@@ -79,7 +80,7 @@ def test_what_a_loss_holds_beside_that_of_its_tokens_is_judged_with_it_and_blame
 
 def trained_state(tmp_path: Path) -> dict[str, Any]:
     core = RunCore(HEADER, out=tmp_path, guard=GUARD)
-    core.judge(1.0, 1)
+    core.judge(MicroFigures(1.0, 1))
     train(core)
     return core.state_dict()
 
@@ -302,7 +303,7 @@ def test_a_verdict_is_recorded_with_its_micro_batch_and_counted_in_its_step(tmp_
     core = RunCore(HEADER, out=tmp_path, guard=GUARD)
     kept = []
     for loss_sum, aux in ((4.0, 0.0), (4.0, 0.0), (4.0, 0.0), (40.0, 0.0), (4.0, math.inf)):
-        verdict = core.judge(loss_sum, 4, aux=aux)
+        verdict = core.judge(MicroFigures(loss_sum, 4, aux=aux))
         core.record_micro_batch(np.array([7]), np.array([loss_sum]), np.array([4]), verdict=verdict)
         kept.append(verdict.keep)
     assert core.drop_reason() is None
@@ -324,14 +325,14 @@ def test_a_verdict_is_recorded_with_its_micro_batch_and_counted_in_its_step(tmp_
 def test_a_window_is_dropped_where_nothing_is_left_to_step_by(said: Callable[[], list[str]]) -> None:
     core = RunCore(HEADER, guard=GUARD, record=False)
 
-    core.judge(math.nan, 4)
+    core.judge(MicroFigures(math.nan, 4))
     assert core.drop_reason() == "all_skipped"
-    core.judge(1.0, 1)
+    core.judge(MicroFigures(1.0, 1))
     assert core.drop_reason() is None
 
     for step in (7, 8):
         core.begin_step(step)
-        core.judge(0.0, 0)
+        core.judge(MicroFigures(0.0, 0))
         assert core.drop_reason() == "no_tokens"
     assert sum("had no supervised token at all" in line for line in said()) == 1
     assert RunCore(HEADER, record=False).drop_reason() is None, "without a guard nothing is ever dropped"
@@ -340,11 +341,11 @@ def test_a_window_is_dropped_where_nothing_is_left_to_step_by(said: Callable[[],
 def test_twenty_skips_are_said_and_the_last_line_says_so(said: Callable[[], list[str]]) -> None:
     core = RunCore(HEADER, guard=GuardConfig(multiplier=2.0, max_consecutive_skips="never"), record=False)
     for _ in range(3):
-        core.judge(1.0, 1)
+        core.judge(MicroFigures(1.0, 1))
         core.end_step()
 
     for _ in range(25):
-        core.judge(30.0, 1)
+        core.judge(MicroFigures(30.0, 1))
         core.end_step()
 
     lines = [line for line in said() if line.startswith("Guard skipped")]
@@ -363,10 +364,10 @@ def test_the_leading_row_is_asked_for_only_of_a_skip_that_is_said() -> None:
         asked.append(core.step)
         return 17
 
-    core.judge(1.0, 1, leading_row=first_row)
+    core.judge(MicroFigures(1.0, 1), leading_row=first_row)
     core.begin_step(2)
     for _ in range(25):
-        core.judge(math.nan, 1, leading_row=first_row)
+        core.judge(MicroFigures(math.nan, 1), leading_row=first_row)
 
     assert asked == [2] * 20
     assert core.guard is not None
@@ -377,7 +378,7 @@ def test_no_row_is_blamed_for_a_further_term_that_is_not_finite(caplog: pytest.L
     core = RunCore(HEADER, guard=GUARD, record=False)
 
     with caplog.at_level(logging.INFO, logger="trimtab"):
-        core.judge(1.0, 1, aux=math.inf, leading_row=lambda: 17)
+        core.judge(MicroFigures(1.0, 1, aux=math.inf), leading_row=lambda: 17)
 
     assert caplog.messages == ["Guard skipped micro-batch 0 of step 1: nonfinite, loss nan."]
 
@@ -406,7 +407,7 @@ def test_a_folder_that_cannot_be_made_is_said_with_its_path_and_training_goes_on
 
     assert said() == [f"Trimtab recorder off: Not a directory: {tmp_path}/file/trimtab"]
     assert (core.folder, core.step) == (None, 3)
-    assert core.judge(1.0, 1).reason == "warmup", "the guard guards on"
+    assert core.judge(MicroFigures(1.0, 1)).reason == "warmup", "the guard guards on"
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", " Off\t"])
@@ -432,3 +433,62 @@ def test_any_other_word_in_trimtab_switches_nothing_off(
     assert not switched_off()
 
     assert said() == []
+
+
+class Table:
+    """A meeting at which nobody says anything."""
+
+    world_size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def tell(self, run_id: str, attempt: int) -> None:
+        pass
+
+    def heard(self) -> tuple[str, int] | None:
+        return None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_tells_every_skip_and_another_rank_only_what_its_own_rows_have_caused(
+    rank: int, said: Callable[[], list[str]]
+) -> None:
+    # given two ranks of ten tokens each, and a history of losses of 1
+    core = RunCore(HEADER, guard=GUARD, record=False, meet=lambda: Table(rank))
+    for _ in range(4):
+        assert core.judge(MicroFigures(10.0, 10, together=(20.0, 20))).keep
+
+    # when the other rank is the cause, then this one, then neither by itself has any token
+    verdicts = [
+        core.judge(MicroFigures(10.0, 10, together=(100.0, 20)), leading_row=lambda: 5),
+        core.judge(MicroFigures(math.nan, 10, together=(math.nan, 20)), leading_row=lambda: 6),
+        core.judge(MicroFigures(math.nan, 0, together=(0.0, 0)), leading_row=lambda: 7),
+    ]
+
+    # then both ranks decide alike, and each row is named where it was
+    assert [verdict.reason for verdict in verdicts] == ["spike", "nonfinite", "no_tokens"]
+    mine = "Guard skipped micro-batch 0 of step 1: nonfinite, loss nan; row 6 leads it."
+    assert (
+        said()
+        == {
+            0: ["Guard skipped micro-batch 0 of step 1: spike, loss 5, 1 expected.", mine],
+            1: [f"rank 1: {mine}"],
+        }[rank]
+    )
+    assert (core.window.num_kept_tokens, core.window.num_own_skipped_tokens) == (80, 20)
+
+
+def test_a_host_that_decides_again_counts_no_window_and_names_the_step_that_it_was(
+    said: Callable[[], list[str]],
+) -> None:
+    core = RunCore(HEADER, guard=GUARD, record=False)
+    for step in range(1, 5):
+        core.judge_late(MicroFigures(1.0, 1), step=step, micro=0)
+    core.begin_step(9)
+
+    verdict = core.judge_late(MicroFigures(30.0, 1), step=5, micro=2, leading_row=lambda: 8)
+
+    assert not verdict.keep
+    assert said() == ["Guard skipped micro-batch 2 of step 5: spike, loss 30, 1 expected; row 8 leads it."]
+    assert core.window.num_tokens == 0

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.analysis.series import StepSeries
+from trimtab.log.columns import StepColumns
 from trimtab.log.reader import Log
 from trimtab.log.steps import StepLines, step_lines, step_sums
 
@@ -31,6 +32,8 @@ class StepReading(NamedTuple):
         last_superseded: Last of them; None likewise.
         newest_attempt: The last attempt of the run; 0 for a log without steps.
         not_reached: (N,) bool, parallel to the series: steps of an older attempt behind the last of the newest.
+        rank_ends: The last step that each rank recorded in the newest attempt, by rank; none without step records.
+        ranks_gone: Ranks that recorded steps in an older attempt, and none in the newest.
     """
 
     series: StepSeries
@@ -39,6 +42,8 @@ class StepReading(NamedTuple):
     last_superseded: int | None
     newest_attempt: int
     not_reached: NDArray[np.bool_]
+    rank_ends: dict[int, int]
+    ranks_gone: tuple[int, ...]
 
 
 def read_runs(log: Log, *, progress: Callable[[int], None] | None = None) -> tuple[StepReading, ...]:
@@ -52,16 +57,17 @@ def read_runs(log: Log, *, progress: Callable[[int], None] | None = None) -> tup
         For each run in the log, in its order, the series and what was left out of it. One run for a log in which none
         began anew; its series is empty for a log without steps.
     """
-    lines = step_lines(step_sums(log.row_blocks(brief=True, progress=progress)), log.step_columns(brief=True))
+    records = log.step_columns(brief=True)
+    lines = step_lines(step_sums(log.row_blocks(brief=True, progress=progress)), records)
     # Lines ascend by attempt.
     edges = np.searchsorted(lines.attempt, np.array(log.restarts(), np.int32)).tolist()
     bounds = zip([0, *edges], [*edges, lines.step.size], strict=True)
     parts = [StepLines._make(column[begin:end] for column in lines) for begin, end in bounds if begin < end]
-    return tuple(map(_reading, parts or [lines]))
+    return tuple(_reading(run, records) for run in parts or [lines])
 
 
-def _reading(lines: StepLines) -> StepReading:
-    """The series of one run."""
+def _reading(lines: StepLines, records: StepColumns) -> StepReading:
+    """The series of one run; the records are those of the whole log."""
     kept = _not_superseded(lines)
     order: NDArray[np.int64] | slice = slice(None)
     # Most logs are in order: then their columns are taken over as they are, which saves a copy of each.
@@ -70,7 +76,9 @@ def _reading(lines: StepLines) -> StepReading:
     gone = lines.step[~kept]
     step, attempt = lines.step[order], lines.attempt[order]
     # Lines ascend by attempt, and by step inside one.
-    newest = int(lines.attempt[-1]) if lines.step.size else 0
+    first, newest = (int(lines.attempt[0]), int(lines.attempt[-1])) if lines.step.size else (0, 0)
+    rank_ends = _rank_ends(records, attempt=newest)
+    ranks = np.unique(records.rank[(records.attempt >= first) & (records.attempt <= newest)]).tolist()
     return StepReading(
         series=StepSeries(
             step=step,
@@ -93,7 +101,18 @@ def _reading(lines: StepLines) -> StepReading:
         last_superseded=int(gone.max()) if gone.size else None,
         newest_attempt=newest,
         not_reached=(attempt != newest) & (step > lines.step[-1:]),
+        rank_ends=rank_ends,
+        ranks_gone=tuple(rank for rank in ranks if rank not in rank_ends) if rank_ends else (),
     )
+
+
+def _rank_ends(records: StepColumns, *, attempt: int) -> dict[int, int]:
+    """The last step that each rank recorded in an attempt."""
+    of_attempt = records.attempt == attempt
+    ranks, place = np.unique(records.rank[of_attempt], return_inverse=True)
+    last = np.full(ranks.size, np.iinfo(np.int64).min)
+    np.maximum.at(last, place, records.step[of_attempt])
+    return dict(zip(ranks.tolist(), last.tolist(), strict=True))
 
 
 def _not_superseded(lines: StepLines) -> NDArray[np.bool_]:

@@ -57,6 +57,7 @@ def on_reading(reading: StepReading) -> list[str]:
         them = "it" if first == last else "them"
         notices.append(f"{left_out} left out: a later attempt of the run went over {them} again")
     notices += _on_older_attempts(reading)
+    notices += _on_ranks(reading)
     # Of a step whose rows do not hold its loss it is said elsewhere that theirs is not known.
     empty = series.num_empty[~series.is_reported]
     num_empty = int(empty.sum())
@@ -144,7 +145,7 @@ def on_guard(series: StepSeries, spikes: Sequence[Spike]) -> list[str]:
 
 
 def on_end(reading: StepReading, *, events: Sequence[Event] | None) -> list[str]:
-    """That a run has not ended: its last attempt closes with an event, unless it is going on or was killed.
+    """That a run has not ended: its last attempt closes with an event of each rank, unless it goes on or was killed.
 
     Of a run that was converted nothing tells, unless the log that it was made of did.
 
@@ -154,10 +155,12 @@ def on_end(reading: StepReading, *, events: Sequence[Event] | None) -> list[str]
     """
     if events is None:
         return []
-    marks = [event.kind for event in events if event.kind in ("resume", "end", "converted")]
-    is_converted = marks[-1:] == ["converted"]
-    if [mark for mark in marks if mark != "converted"][-1:] == ["end"]:
-        return []
+    marks = [event for event in events if event.kind in ("resume", "end", "converted")]
+    is_converted = [mark.kind for mark in marks[-1:]] == ["converted"]
+    marks = [mark for mark in marks if mark.kind != "converted"]
+    if marks and marks[-1].kind == "end":
+        begun = max((place for place, mark in enumerate(marks) if mark.kind == "resume"), default=-1)
+        return _on_open_ranks(reading, ends=marks[begun + 1 :])
     if is_converted:
         return ["this run was converted from the log of another tool, and nothing tells whether it has ended"]
     last = reading.series.step[reading.series.attempt == reading.newest_attempt][-1]
@@ -264,6 +267,39 @@ def _on_deaths(search: SpikeSearch) -> list[str]:
     return [
         f"the run came back for a while and was not finite again from {steps} {named} on: all of that is one finding"
     ]
+
+
+def _on_ranks(reading: StepReading) -> list[str]:
+    """Ranks of which less is recorded than of others: those steps are judged from what there is."""
+    last = max(reading.rank_ends.values(), default=0)
+    behind = {rank: step for rank, step in reading.rank_ends.items() if step < last}
+    notices = []
+    for rank, step in list(behind.items())[:MAX_NAMED]:
+        lost = f"step {last} is" if step + 1 == last else f"steps {step + 1} to {last} are"
+        notices.append(
+            f"of rank {rank} nothing is recorded after step {step}: {lost} judged by the rows of the other ranks"
+        )
+    if len(behind) > MAX_NAMED:
+        notices.append(f"of {len(behind) - MAX_NAMED} ranks more the last steps are missing likewise")
+    if reading.ranks_gone:
+        gone = "rank" if len(reading.ranks_gone) == 1 else "ranks"
+        older = f"attempt {reading.newest_attempt} holds no step of {gone} {_named(reading.ranks_gone)}"
+        notices.append(f"{older}, of which an earlier attempt does")
+    return notices
+
+
+def _on_open_ranks(reading: StepReading, *, ends: Sequence[Event]) -> list[str]:
+    """Ranks that have not ended although others have; an end of which no rank is known is that of all."""
+    if any(not end.ranks for end in ends):
+        return []
+    ended = {rank for end in ends for rank in end.ranks}
+    still_open = sorted({*reading.rank_ends} - ended)
+    if not still_open:
+        return []
+    if len(still_open) == 1:
+        rank = still_open[0]
+        return [f"rank {rank} has not ended: it is still going on, or was killed after step {reading.rank_ends[rank]}"]
+    return [f"ranks {_named(still_open)} have not ended: they are still going on, or were killed"]
 
 
 def _on_older_attempts(reading: StepReading) -> list[str]:

@@ -7,7 +7,7 @@ is said.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, Literal, Self
@@ -46,6 +46,11 @@ class GuardConfig:
         skipped_tokens: "counted" leaves the tokens of a skipped micro-batch in the divisor of a token-normalised
             window, so that the others keep their size; "removed" takes them out (of 10 + 10 + 80 tokens with the 80
             skipped, the update is 0.2x under the one and 1.0x under the other). No verdict depends on it.
+        decide: Where a verdict is made; it is the same one either way. "device": on the accelerator, so that nothing
+            waits for it, which cost 0.0 % of a training step on one H200 (163 M parameters, batch 16 x 1024, bf16); the
+            host hears of a skip some micro-batches later, and raises then under `on_lockup="raise"`. "host": the host
+            reads every loss, which cost 2.2 % there, and knows and raises at once. "auto": the host for losses that
+            are on the CPU, where reading waits for nothing, and on mps, which has no float64; else the device.
 
     Raises:
         UsageError: A setting makes no sense; says what was found and what to use.
@@ -62,11 +67,13 @@ class GuardConfig:
     max_consecutive_skips: int | Literal["never"] | None = None
     on_lockup: Literal["rebaseline", "raise"] = "rebaseline"
     skipped_tokens: Literal["counted", "removed"] = "counted"
+    decide: Literal["auto", "host", "device"] = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("rule", self.rule, tuple(LIVE_RULES))
         _check_choice("on_lockup", self.on_lockup, ("rebaseline", "raise"))
         _check_choice("skipped_tokens", self.skipped_tokens, ("counted", "removed"))
+        _check_choice("decide", self.decide, ("auto", "host", "device"))
         own = LIVE_RULES[self.rule].sensitivity
         others = [rule for rule in LIVE_RULES.values() if rule.sensitivity != own]
         numbers = (own, *(rule.sensitivity for rule in others), "window_size", "min_history", "max_consecutive_skips")
@@ -92,6 +99,20 @@ class GuardConfig:
         """Whether a guard with these settings ever skips anything."""
         setting = LIVE_RULES[self.rule].sensitivity
         return getattr(self, setting) is not None or _default_of(setting) is not None
+
+    @property
+    def num_skips_allowed(self) -> int | None:
+        """Finite losses skipped in a row before `on_lockup` applies, the default filled in; None: it never does."""
+        if self.max_consecutive_skips == "never":
+            return None
+        return self.max_consecutive_skips or LIVE_RULES[self.rule].default_max_skips
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """The settings that a guard's state must agree with: all but `decide`, for a state moves between machines."""
+        settings = asdict(self)
+        del settings["decide"]
+        return settings
 
     @classmethod
     def from_optim(cls, optim: object) -> Self:

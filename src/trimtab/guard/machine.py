@@ -4,22 +4,25 @@ The guard owns what a rule can not know: which values enter the history, what ha
 user is told, and the state of all that. Invariants: a skipped loss never enters the history; everything that decides
 is in `state_dict()`, so that a resumed run decides as the uninterrupted one.
 
-This is the host guard of one process: it sees the figures it is given, and calls no collective.
+This is the host guard: it sees the figures it is given, waits for no device and calls no collective. One that was given
+a model also acts, on tensors and without a wait (`trimtab.torch.tensor_guard`); it then hears late of what was decided,
+decides it once more, alike, and has the words, the counts and the state.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self
 
-from trimtab.errors import GuardLockupError
+from trimtab.errors import GuardLockupError, UsageError
 from trimtab.guard.config import GuardConfig
-from trimtab.notices import say, warn
+from trimtab.notices import say, warn, warn_setting
 from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
 from trimtab.rules.robust import DEFAULT_K
-from trimtab.rules.scalar import MAX_WHOLE, real_number, spelled, step_number, token_count
+from trimtab.rules.scalar import MAX_WHOLE, spelled
 from trimtab.rules.state import check_state, damaged, read_count, read_entries
 from trimtab.rules.streak import RATE_WINDOW, SkipRate, SkipStreak, round_up
 from trimtab.rules.window import float32
@@ -27,8 +30,28 @@ from trimtab.values import Verdict
 
 STATE_VERSION: Final = 1
 
+TENSOR_GUARD: Final = "trimtab.torch.tensor_guard"
+"""Loaded by its name, and only for a guard with a model: nothing here may import a framework."""
 
-class _Guard:
+
+class Acting(Protocol):
+    """What acts on a model for a guard: the same rule as tensor code, and what it does to gradients and steps."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells what all of them decided."""
+
+    def __call__(self, loss_sum: Any, num_tokens: Any) -> Any:
+        """Judges one micro-batch and gives the loss to call backward on."""
+
+    def settle(self) -> None:
+        """Waits for the device, and lets the guard judge all that it has not heard of yet."""
+
+    def load(self, guard: Guard) -> None:
+        """Goes on from where the guard stands."""
+
+
+class Guard:
     """The decision machine behind both guards; see `LossGuard` for what the settings mean."""
 
     def __init__(
@@ -42,6 +65,8 @@ class _Guard:
         max_consecutive_skips: int | Literal["never"] | None = None,
         on_lockup: Literal["rebaseline", "raise"] = "rebaseline",
         skipped_tokens: Literal["counted", "removed"] = "counted",
+        model: Any = None,
+        process_group: Any = None,
     ) -> None:
         self._set_up(
             GuardConfig(
@@ -53,7 +78,9 @@ class _Guard:
                 max_consecutive_skips=max_consecutive_skips,
                 on_lockup=on_lockup,
                 skipped_tokens=skipped_tokens,
-            )
+            ),
+            model=model,
+            process_group=process_group,
         )
 
     @classmethod
@@ -65,26 +92,32 @@ class _Guard:
             quiet: Whether it decides without a word: for a replay, whose report says what the warnings would.
         """
         guard = cls.__new__(cls)
-        guard._set_up(config)
-        guard._quiet = quiet
+        guard._set_up(config, quiet=quiet)
         return guard
 
-    def _set_up(self, config: GuardConfig) -> None:
+    def _set_up(
+        self, config: GuardConfig, *, model: Any = None, process_group: Any = None, quiet: bool = False
+    ) -> None:
         self._config = config
         self._rule = config.build_rule()
-        default = LIVE_RULES[config.rule].default_max_skips
-        limit = config.max_consecutive_skips
-        self._max_finite: float = math.inf if limit == "never" else limit or default
+        allowed = config.num_skips_allowed
+        self._max_finite: float = math.inf if allowed is None else allowed
         # "never" switches the policy off, not the warning: that one decides nothing.
-        self._max_nonfinite = default if limit == "never" else limit or default
+        self._max_nonfinite = allowed or LIVE_RULES[config.rule].default_max_skips
         self._streak = self._new_streak()
         self._rate = SkipRate()
         self._last_step: int | None = None
         self._said: set[str] = set()
-        self._quiet = False
+        self._quiet = quiet
         self.num_judged = 0
         self.num_skipped = 0
         self.nonfinite_hint: str | None = None
+        self._acting: Acting | None = None
+        if model is not None and self.enabled:
+            act = importlib.import_module(TENSOR_GUARD).TensorGuard
+            self._acting = act(self, model=model, process_group=process_group)
+        elif process_group is not None and model is None:
+            warn_setting("process_group has no effect on a guard without a model: `check` judges what it is given.")
 
     def _new_streak(self) -> SkipStreak:
         return SkipStreak(num_losses=self._rule.window_size if self._rule else 1)
@@ -105,7 +138,10 @@ class _Guard:
         Args:
             reason: Why, in words; logged.
         """
+        with contextlib.suppress(GuardLockupError):  # what it complains of is over now
+            self._settle()
         self._forget()
+        self._load_acting()
         say("guard", f"Guard: history cleared: {reason}.")
 
     def remember_kept(self, losses: Sequence[float]) -> None:
@@ -116,6 +152,7 @@ class _Guard:
         """
         if self._rule is None or not losses:
             return
+        self._settle()
         if len(losses) >= self._rule.window_size:
             self._rule.replace(losses[-self._rule.window_size :])
         else:
@@ -124,12 +161,17 @@ class _Guard:
         self._streak.end()
         self.nonfinite_hint = None
         self.num_judged += len(losses)
+        self._load_acting()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, and what was already said; plain types, JSON-ready, never a number that is not finite."""
+        """All that decides, and what was already said; plain types, JSON-ready, never a number that is not finite.
+
+        Of a guard that acts on a model it waits for the device.
+        """
+        self._settle()
         return {
             "version": STATE_VERSION,
-            "settings": asdict(self._config),
+            "settings": self._config.saved,
             "rule": self._rule.state_dict() if self._rule else None,
             "streak": self._streak.state_dict(),
             "rate": self._rate.state_dict(),
@@ -165,7 +207,7 @@ class _Guard:
         settings, rule_state, streak_state, rate_state, last_step, judged, skipped, hint, said = read_entries(
             state, keys, where="the guard"
         )
-        check_state(settings, expected=asdict(self._config))
+        check_state(settings, expected=self._config.saved)
         # Into fresh objects first: what turns out to be damaged late must not leave half of it behind.
         rule, streak, rate = self._config.build_rule(), self._new_streak(), SkipRate()
         if rule is not None:
@@ -185,9 +227,46 @@ class _Guard:
         if not isinstance(said, list) or not all(isinstance(cause, str) for cause in said):
             raise damaged(f"said is {spelled(said)}, not a list of texts")
 
+        with contextlib.suppress(GuardLockupError):  # of a history that is given up here
+            self._settle()
         self._rule, self._streak, self._rate, self._last_step = rule, streak, rate, last_step
         self.num_judged, self.num_skipped = num_judged, num_skipped
         self.nonfinite_hint, self._said = hint, set(said)
+        self._load_acting()
+
+    def _settle(self) -> None:
+        """Catches up with the device, if there is one to hear of; may raise `GuardLockupError` then."""
+        if self._acting is not None:
+            self._acting.settle()
+
+    def _load_acting(self) -> None:
+        if self._acting is not None:
+            self._acting.load(self)
+
+    def _act(self, loss_sum: Any, num_tokens: Any) -> Any:
+        """The loss to call backward on, by the verdict on the micro-batch; the loss itself while the guard is off."""
+        if self._rule is None:
+            return loss_sum
+        if self._acting is None:
+            raise UsageError(
+                f"guard(loss) acts on a model's gradients and was given no model: write {type(self).__name__}(..., "
+                "model=model), or ask guard.check(...), which needs none."
+            )
+        return self._acting(loss_sum, num_tokens)
+
+    def _check(self, loss_sum: float, num_tokens: int, step: int | None) -> Verdict:
+        if self._acting is None:
+            return self.hear(loss_sum, num_tokens, step=step)
+        self._acting.settle()
+        verdict = self.hear(loss_sum, num_tokens, step=step)
+        self._acting.load(self)
+        return verdict
+
+    def hear(self, loss_sum: float, num_tokens: int, *, step: int | None = None) -> Verdict:
+        """Judges plain numbers of the whole micro-batch, over all ranks; for `check`, and for what a device decided."""
+        if num_tokens == 0:
+            return Verdict(keep=True, reason="no_tokens" if self.enabled else "off", loss=0.0)
+        return self._decide(loss_sum / num_tokens, step)
 
     def _decide(self, loss: float, step: int | None) -> Verdict:
         rule = self._rule
@@ -293,94 +372,5 @@ class _Guard:
     def _warn_once(self, cause: str, message: str) -> None:
         if cause not in self._said:
             self._said.add(cause)
-            if not self._quiet:
+            if not self._quiet and (self._acting is None or self._acting.speaks):
                 warn("guard", message)
-
-
-class LossGuard(_Guard):
-    """Judges the mean loss of each micro-batch against the losses kept before it.
-
-    Settings are those of `GuardConfig`; rule "mean", the default, is off until it has a `multiplier`, and "robust" is
-    the one to recommend.
-
-    Attributes:
-        num_judged: Micro-batches judged so far: all but those without tokens, and none while the guard is off.
-        num_skipped: How many of them were skipped, spikes and losses that are not finite.
-        nonfinite_hint: Set by whoever knows which row or parameter was the first that is not finite, in words ("first
-            in row 17"), after a `nonfinite` verdict; stands in the warning about many of them in a row. A finite loss
-            clears it.
-
-    Raises:
-        UsageError: A setting makes no sense.
-
-    Example:
-        >>> guard = LossGuard(multiplier=2.0)
-        >>> [guard.check(loss).keep for loss in (10.8, 7.5, 6.3, 30.0)]
-        [True, True, True, False]
-    """
-
-    def check(self, loss: Any, *, step: int | None = None) -> Verdict:
-        """Judges one micro-batch and remembers it.
-
-        A value on an accelerator is fetched, so that the call waits for the device.
-
-        Args:
-            loss: Mean loss of the micro-batch: a number, or anything with one element that holds one (a numpy scalar,
-                a 0-d tensor).
-            step: Optimizer step, a whole number; one that is smaller than the last clears the history.
-
-        Returns:
-            Whether to keep it, why, and what it was compared with.
-
-        Raises:
-            UsageError: `loss` is not one real number, or `step` no whole number.
-            GuardLockupError: `max_consecutive_skips` reached under `on_lockup="raise"`; nothing is remembered of this
-                micro-batch.
-        """
-        if step is not None:
-            step = step_number(step)
-        return self._decide(loss if type(loss) is float else real_number(loss, name="loss"), step)
-
-
-class PerTokenLossGuard(_Guard):
-    """Judges micro-batches by their loss per supervised token, from the sum of the losses and the number of tokens.
-
-    Settings, attributes and errors are those of `LossGuard`.
-
-    Example:
-        >>> guard = PerTokenLossGuard(multiplier=2.0)
-        >>> [guard.check(100.0, 100).reason for _ in range(4)]
-        ['warmup', 'warmup', 'warmup', 'normal']
-        >>> guard.check(500.0, 400).keep, guard.check(500.0, 100).keep, guard.check(float("nan"), 0).keep
-        (True, False, True)
-    """
-
-    def check(self, loss_sum: Any, num_tokens: Any, *, step: int | None = None) -> Verdict:
-        """Judges one micro-batch and remembers it.
-
-        The judged loss is `float32(loss_sum / num_tokens)`, divided in float64. Without tokens there is no loss,
-        whatever `loss_sum` says: kept, and nothing is remembered. A value on an accelerator is fetched, so that the
-        call waits for the device.
-
-        Args:
-            loss_sum: Sum of the losses of the supervised tokens: a number, or anything with one element.
-            num_tokens: How many there are: a whole number of 0 or more, or anything with one element that holds one.
-            step: Optimizer step, a whole number; one that is smaller than the last clears the history.
-
-        Returns:
-            Whether to keep it, why, and what it was compared with.
-
-        Raises:
-            UsageError: `loss_sum` is not one real number, `num_tokens` not one whole number of 0 or more, or `step` no
-                whole number.
-            GuardLockupError: `max_consecutive_skips` reached under `on_lockup="raise"`; nothing is remembered of this
-                micro-batch.
-        """
-        if step is not None:
-            step = step_number(step)
-        total = loss_sum if type(loss_sum) is float else real_number(loss_sum, name="loss_sum")
-        is_plain = type(num_tokens) is int and 0 <= num_tokens <= MAX_WHOLE
-        count = num_tokens if is_plain else token_count(num_tokens, name="num_tokens")
-        if count == 0:
-            return Verdict(keep=True, reason="no_tokens" if self.enabled else "off", loss=0.0)
-        return self._decide(total / count, step)

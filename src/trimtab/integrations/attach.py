@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trimtab.errors import UsageError
 
@@ -29,11 +29,13 @@ def attach(
     row_id: str = "row_id",
     run_id: str | None = None,
     exclude: str | os.PathLike[str] | None = None,
+    on_dropped: Literal["advance", "hold"] = "advance",
 ) -> Run:
     """Records a trainer's run, and keeps anomalous micro-batches out of its updates if a guard is given.
 
-    Call it once, before `trainer.train()`. Data order, gradients and weights stay bit-identical as long as the guard
-    leaves nothing out. With a guard the host waits for the device once a micro-batch and once a step.
+    Call it once, before `trainer.train()`, on every rank. Data order, gradients and weights stay bit-identical as long
+    as the guard leaves nothing out. Among several processes (DDP, FSDP2) each rank records its own rows into the one
+    log, and a guard decides for all of them, by one reduction of three numbers a micro-batch.
 
     Args:
         trainer: A Hugging Face `Trainer`, or TRL's `SFTTrainer`, best built inside `trimtab.keep_row_ids()`.
@@ -46,13 +48,17 @@ def attach(
         exclude: A file that `trimtab rewind --drop-list FILE` wrote: its rows are left out of the training, as if the
             dataset never had them (of a stream whatever else has their content, too), and the others keep their
             numbers. `trainer.train_dataset` stays as it is.
+        on_dropped: What the learning rate's schedule does at a step that the guard drops (nothing in it was kept, or
+            its gradient norm is not finite). "advance": it goes on, as `global_step` does. "hold": it stands still for
+            that step; where the device decides, the host then waits for it once a step.
 
     Returns:
         The run: `run.run_id`, `run.folder`, `run.event(...)`, `run.close()`.
 
     Raises:
         UsageError: If the trainer is of no known host, or Trimtab is attached to it already, or `exclude` is not a
-            drop list of its dataset.
+            drop list of its dataset, or a guard cannot reach the gradients (DeepSpeed, the first FSDP, ranks that share
+            a micro-batch), or its schedule cannot be held.
 
     Example:
         trainer = Trainer(model=model, args=args, train_dataset=rows)
@@ -69,6 +75,13 @@ def attach(
         )
     host = importlib.import_module(module)
     run: Run = host.attach_to(
-        trainer, out=out, record=record, guard=guard, row_id=row_id, run_id=run_id, exclude=exclude
+        trainer,
+        out=out,
+        record=record,
+        guard=guard,
+        row_id=row_id,
+        run_id=run_id,
+        exclude=exclude,
+        on_dropped=on_dropped,
     )
     return run

@@ -31,6 +31,7 @@ from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
 from trimtab.integrations.hf_data import TrainingData
+from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.integrations.hf_window import TrainerWindow
 from trimtab.notices import say, warn
@@ -59,18 +60,16 @@ class TrainerRun(Run):
         row_id: str,
         run_id: str | None,
         exclude: str | os.PathLike[str] | None,
+        on_dropped: OnDropped,
     ) -> None:
         """Hooks into `trainer`; see `trimtab.attach`."""
         off = switched_off()
         if not off and _MARK in vars(trainer):
             raise UsageError("Trimtab is attached to this trainer already: attach once, before trainer.train().")
-        if trainer.args.n_gpu > 1:
-            raise UsageError(
-                f"This trainer drives {trainer.args.n_gpu} GPUs from one process (DataParallel), where a micro-batch "
-                "has several losses: set CUDA_VISIBLE_DEVICES to one GPU, or start it with torchrun."
-            )
+        check_trainer(trainer, guard=None if off else guard, on_dropped=on_dropped)
         self._trainer: Any = trainer
         self._row_id = row_id
+        self._holds = on_dropped == "hold" and guard is not None and not off
         self._data = self._new_data(row_id=row_id, record=record)
         super().__init__(
             out if out is not None else trainer.args.output_dir,
@@ -101,8 +100,9 @@ class TrainerRun(Run):
         if record or self._core.guard is not None or exclusion is not None:
             self._hook()
             trainer.add_callback(_Moments(self))
-            say("hf", self._introduction(record=record))
-        if exclusion is not None:
+            if self._core.is_first_rank:
+                say("hf", self._introduction(record=record))
+        if exclusion is not None and self._core.is_first_rank:
             say("hf", exclusion.introduction())
 
     def micro_batch(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -184,8 +184,7 @@ class TrainerRun(Run):
             if self._core.window.num_micros == num_micros:
                 self._say_no_row_losses("its training_step does not call compute_loss")
                 self._window.take_unjudged(self._data.known_rows())
-            self._window.add_reported(reported)
-            return reported
+            return self._window.report(reported)
 
         @functools.wraps(compute_loss)
         def judged_loss(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +203,9 @@ class TrainerRun(Run):
             self._training = True
             try:
                 self._look_at_data()
-                return train(*args, **kwargs)
+                result = train(*args, **kwargs)
+                self._gate.drain()
+                return result
             except BaseException as error:
                 reason = type(error).__name__
                 raise
@@ -219,6 +220,9 @@ class TrainerRun(Run):
     def _begin_training(self) -> None:
         """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
         self._remove_taps()
+        self._gate.remove()
+        if self._holds:
+            check_can_hold(self._trainer)
         core = self._core
         if self._num_trainings or (self._has_other_data and core.folder is not None):
             core.close(reason="begun again")
@@ -226,7 +230,8 @@ class TrainerRun(Run):
         elif self._has_other_data:
             core = self._new_core(run_id=core.run_id)
         self._has_other_data = False
-        self._gate = Gate(core, model=self._trainer.model)
+        # By now the trainer has made its optimizer, and prepared the model for its ranks.
+        self._gate = Gate(core, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks)
         self._window = TrainerWindow(self._trainer, self._gate)
         self._data.record_exclusion(core)
         self._num_trainings += 1
@@ -266,18 +271,20 @@ class TrainerRun(Run):
         """Judges and records one micro-batch; gives the loss to call backward on."""
         assert self._tap is not None, "training has begun"
         per_token = num_items is not None and self._tap.loss_is_over_window
+        factor = self._tap.rank_factor
         if isinstance(rows, str):
             self._say_no_row_losses(rows)
-            loss_sum = loss.detach() * (num_items if per_token else num_labels)
+            loss_sum = loss.detach() * (num_items / factor if per_token else num_labels)
             rows = rows_alone(self._data.known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
-        return self._window.take(loss, rows, per_token=per_token, num_items=num_items)
+        return self._window.take(loss, rows, per_token=per_token, num_items=num_items, rank_factor=factor)
 
     def _say_no_row_losses(self, why: str) -> None:
         if self._said_no_row_losses:
             return
         self._said_no_row_losses = True
         unknown = self._data.why_unknown
-        if not unknown:  # else it was said when the run was made, with what to do about it
+        # Else it was said when the run was made, with what to do about it.
+        if not unknown and self._core.is_first_rank:
             warn("hf", f"Trimtab cannot tell what each row cost: {why}. Rows are recorded without shares.")
         self._core.event("no_row_losses", {"why": unknown or why})
 
@@ -285,10 +292,12 @@ class TrainerRun(Run):
         """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
         self._training = False
         self._remove_taps()
+        self._gate.remove()
         self._data.tell_outcome()
-        self._window.tell_further_terms()
+        if self._core.is_first_rank:
+            self._window.tell_further_terms()
         self._core.close(reason=reason)
-        if self.folder is not None:
+        if self.folder is not None and self._core.is_first_rank:
             tell_findings(self.folder, ended_by=reason)
 
     # Words.
@@ -338,6 +347,12 @@ class _Moments(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._run._window.before_optimizer()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._run._holds:
+            self._run._window.hold_schedule()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._run._window.end()

@@ -86,6 +86,14 @@ class TrainerTap:
             return bool(trainer.loss_is_scaled_for_ga)
         return trainer.compute_loss_func is not None or bool(trainer.model_accepts_loss_kwargs)
 
+    @property
+    def rank_factor(self) -> int:
+        """What the trainer multiplies a loss by that it has divided by the tokens of all ranks, which DDP averages."""
+        trainer = self._trainer
+        if not trainer.args.average_tokens_across_devices:
+            return 1
+        return int(trainer.accelerator.num_processes // trainer.get_tp_size())
+
     def remove(self) -> None:
         """Puts everything back."""
         while self._undo:

@@ -135,6 +135,23 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
     return RunFolder(path, replace(header, run_id=run_id), attempt)
 
 
+def join_run(out: str | os.PathLike[str], header: RunHeader, *, attempt: int) -> RunFolder:
+    """The attempt that rank 0 began, for another rank: its folder, made here where no disk is shared with rank 0.
+
+    Args:
+        out: The output folder that this rank was given.
+        header: What is known of this attempt; its `run_id` is what rank 0 said.
+        attempt: The attempt that rank 0 said.
+
+    Raises:
+        UsageError: The id cannot be a folder's name.
+        OSError: The folder cannot be made.
+    """
+    path = run_path(out, header.run_id or "")
+    path.mkdir(parents=True, exist_ok=True)
+    return RunFolder(path, header, attempt)
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether the folder holds a `run.json`, a journal or a segment; False for one that cannot be looked into."""
     try:

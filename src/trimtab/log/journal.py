@@ -24,7 +24,7 @@ from typing import Final
 from trimtab.errors import UsageError
 from trimtab.log.disk import NEW_SUFFIX, sync
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK, Block, pack_frame
-from trimtab.log.parts import closed_journals
+from trimtab.log.parts import ACTIVE, closed_journals, list_parts
 
 if sys.platform != "win32":  # there, one writer is the user's promise
     import fcntl
@@ -207,6 +207,23 @@ class JournalWriter:
         self._fd = self._closed_fd = -1
 
 
+def ranks_writing(folder: Path) -> list[int]:
+    """Ranks whose journal in a run folder is being written, ascending; none where the file system knows no locks.
+
+    A writer that was killed has lost its lock, and one that only seals what it wrote writes nothing any more.
+
+    Raises:
+        OSError: The folder cannot be listed, or a journal not opened.
+    """
+    writing = []
+    for part in list_parts(folder):
+        if part.journal is not None and part.number == ACTIVE:
+            with contextlib.suppress(FileNotFoundError):  # it has just been closed
+                if _is_locked(part.journal):
+                    writing.append(part.rank)
+    return writing
+
+
 def _open_locked(path: Path) -> int:
     """A descriptor of the file under this name, made if there is none, with the lock on it."""
     while True:
@@ -224,18 +241,28 @@ def _open_locked(path: Path) -> int:
 
 def _demand_no_other_writer(path: Path) -> None:
     """A writer in the middle of a rotation has its lock on a closed journal of the same rank."""
+    if any(_is_locked(closed) for closed in closed_journals(path)):
+        raise _taken(path)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a writer has its lock on the file; False on a file system without locks.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
     if sys.platform == "win32":
-        return
-    for closed in closed_journals(path):
-        fd = os.open(closed, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _taken(path) from error
-        except OSError:
-            return  # a file system without locks
-        finally:
-            os.close(fd)
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _release(fd: int) -> None:

@@ -30,13 +30,14 @@ from trimtab.log.columns import IdColumns, StepColumns
 from trimtab.log.frames import MAX_PAYLOAD, Block
 from trimtab.log.ids import MAX_NAME_BYTES, encode_ids
 from trimtab.text import without_surrogates
-from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RowIds, StepRow, json_number
+from trimtab.values import GRADIENTLESS, STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RowIds, StepRow, json_number
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _MAX_FACTS_DEPTH: Final = 16
+_GRADIENTLESS: Final = [STEP_REASONS.index(reason) for reason in GRADIENTLESS]
 
 MAX_FACTS: Final = 1 << 20
 """Values that one event may hold."""
@@ -248,24 +249,30 @@ def _gather_steps(items: Sequence[StepRow]) -> StepColumns:
         # To float32, 60 ns in a second: half the bytes of a clock's noise.
         wall_s = _floats(fields["wall_s"], "wall_s").astype(np.float32).astype(np.float64)
     unsaid = np.zeros(len(items), np.int32)
+    has_gradient = ~np.isin(reason, _GRADIENTLESS)
     grad_norm, lr = _floats(fields["grad_norm"], "grad_norm"), _floats(fields["lr"], "lr")
     return StepColumns(
         attempt=unsaid,  # the journal's writer knows them, and writes them into the frame's header
         rank=unsaid,
         step=_integers(fields["step"], "step", _INT64_MAX),
         loss=_floats(fields["loss"], "loss"),
-        grad_norm=grad_norm,
-        has_grad_norm=_known(fields["grad_norm"], grad_norm),
+        grad_norm=np.where(has_gradient, grad_norm, np.nan),
+        has_grad_norm=_known(fields["grad_norm"], grad_norm) & has_gradient,
         lr=lr,
         has_lr=_known(fields["lr"], lr),
         reason=reason.astype(np.uint8),
-        clipped=np.array([-1 if value is None else int(bool(value)) for value in fields["clipped"]], np.int8),
+        clipped=np.where(has_gradient, _three_valued(fields["clipped"]), np.int8(-1)),
         loss_scale=_floats(fields["loss_scale"], "loss_scale"),
         wall_s=wall_s,
         num_tokens=_integers(fields["num_tokens"], "num_tokens", _INT64_MAX),
         num_skipped_micros=_integers(fields["num_skipped_micros"], "num_skipped_micros", _INT64_MAX),
         num_skipped_tokens=_integers(fields["num_skipped_tokens"], "num_skipped_tokens", _INT64_MAX),
     )
+
+
+def _three_valued(values: Sequence[Any]) -> NDArray[np.int8]:
+    """1, 0, or -1 for None."""
+    return np.array([-1 if value is None else int(bool(value)) for value in values], np.int8)
 
 
 def _ids(item: RowIds) -> IdColumns:

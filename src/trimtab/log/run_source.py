@@ -19,6 +19,7 @@ from trimtab.log import folder
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
 from trimtab.log.journal_part import JournalPart
 from trimtab.log.parts import ACTIVE, Part, PartReader, list_parts, missing_numbers, other_files, read_info
+from trimtab.log.rank_events import merged
 from trimtab.log.segment_info import BadSegmentError, SegmentInfo
 from trimtab.values import Event, RunHeader
 
@@ -70,8 +71,7 @@ class RunSource:
         else:
             self._parts = self._look(path)
         self._header = self._settle_header(header)
-        if journal is None:
-            self._say_missing_ranks()
+        self._say_missing_ranks()
 
     @property
     def header(self) -> RunHeader:
@@ -134,14 +134,16 @@ class RunSource:
         return StepColumns.concat_brief(blocks) if brief else StepColumns.concat(blocks)
 
     def event_list(self) -> list[Event]:
-        """All events of all ranks, by time."""
-        found = [
-            event
+        """All events, by time; one that several ranks recorded alike stands there once."""
+        found = (
+            (part.rank, event)
             for part in self._parts
             for events in self._within_reason(part, ((_JSON_SIZES * size, e) for size, e in part.event_blocks()))
             for event in events
-        ]
-        return sorted(found, key=lambda event: event.time)
+        )
+        if len({part.rank for part in self._parts}) > 1:
+            return merged(found)
+        return sorted((event for _, event in found), key=lambda event: event.time)
 
     def id_columns(self) -> IdColumns:
         """What the rows of all ranks are beside their number, each row once, ascending."""
@@ -250,6 +252,11 @@ class RunSource:
         )
 
     def _say_missing_ranks(self) -> None:
+        if self._format == "journal":
+            if self._header.world_size > 1:
+                of = f"{self._path.name} is of one of {self._header.world_size} ranks"
+                self._notices.append(f"{of}: the rows of the others are not read")
+            return
         ranks = {part.rank for part in self._parts}
         missing = self._header.world_size - len(ranks)
         if ranks and missing > 0:

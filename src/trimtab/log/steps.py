@@ -91,7 +91,7 @@ class StepLines(NamedTuple):
         has_lr: (S,) bool.
         stepped: (S,) int8.
         reason: (S,) uint8.
-        wall_s: (S,) float64.
+        wall_s: (S,) float64, of the slowest rank.
     """
 
     attempt: NDArray[np.int32]
@@ -185,8 +185,15 @@ def step_lines(sums: StepSums, records: StepColumns) -> StepLines:
         has_lr=fill(records.has_lr, False),
         stepped=fill(np.where(records.reason == UNKNOWN_REASON, -1, records.reason == 0).astype(np.int8), -1),
         reason=fill(records.reason, UNKNOWN_REASON),
-        wall_s=fill(records.wall_s, np.nan),
+        wall_s=_longest(records.wall_s, from_record, num_lines=num_lines),
     )
+
+
+def _longest(wall_s: NDArray[np.float64], line: NDArray[np.int64], *, num_lines: int) -> NDArray[np.float64]:
+    """The longest of each line; NaN where nobody knows any."""
+    longest = np.full(num_lines, np.nan)
+    np.fmax.at(longest, line, wall_s)
+    return longest
 
 
 def _sum_block(block: RowColumns) -> StepSums:

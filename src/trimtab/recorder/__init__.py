@@ -24,6 +24,7 @@ from trimtab.log.folder import RunFolder
 from trimtab.log.header import dump_header
 from trimtab.log.journal import JournalWriter
 from trimtab.log.parts import journal_name
+from trimtab.recorder.backlog import Backlog
 from trimtab.recorder.sealer import SEAL_BYTES, Sealer
 from trimtab.recorder.writer import Item, Writer, reason_of
 
@@ -69,7 +70,7 @@ class Recorder:
                 f"flush_interval_s={flush_interval_s}, flush_micros={flush_micros}, capacity_micros={capacity_micros}: "
                 f"expected up to 3600 seconds, 1 to {_MAX_FLUSH_MICROS} micro-batches, and room for at least one"
             )
-        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros)
+        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros, rank=rank)
         try:
             header = dump_header(folder.header)
             path = folder.path / journal_name(rank)
@@ -86,6 +87,10 @@ class Recorder:
     def put(self, item: Item) -> None:
         """Takes one item; its arrays must not be changed afterwards. Never raises and never waits."""
         self._writer.put(item)
+
+    def take_over(self, waiting: Backlog) -> None:
+        """Takes all that waited elsewhere until it was known where to write, and the count of what found no room."""
+        self._writer.take_over(waiting)
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything put so far is handed to the operating system; False if not all of it was, in time."""

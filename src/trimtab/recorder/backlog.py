@@ -114,6 +114,13 @@ class Backlog:
         self._bytes_taken += batch.size_bytes
         self._large_taken += batch.large_bytes
 
+    def pour_into(self, other: Backlog) -> None:
+        """Puts all that waits here into another queue, and adds what was dropped here to what it has dropped."""
+        while self._queue:
+            other.put(self._queue.popleft()[1])
+        other.num_dropped += self.num_dropped
+        other.drops.add(self.drops)
+
     def clear(self) -> None:
         """Forgets what waits; for when nobody will write it."""
         self._queue.clear()
@@ -158,6 +165,14 @@ class Drops:
         else:
             self.num_events += 1
         self.last_step = _step_of(item) or self.last_step
+
+    def add(self, others: Drops) -> None:
+        """Counts what was counted elsewhere, too."""
+        self.num_micros += others.num_micros
+        self.num_steps += others.num_steps
+        self.num_events += others.num_events
+        self.num_ids += others.num_ids
+        self.last_step = max(self.last_step, others.last_step)
 
     def copy(self) -> Drops:
         """The counts as they are now."""

@@ -36,12 +36,13 @@ class Writer:
         flush_interval_s: Seconds at most between a `put` and its write.
         flush_micros: Items that are written without waiting so long; also the most micro-batches in one block.
         capacity: Items that may wait.
+        rank: This process's rank, which a line names where it is not the first.
 
     Attributes:
         off_reason: Why the recording ended before `close`; None otherwise.
     """
 
-    def __init__(self, flush_interval_s: float, flush_micros: int, capacity: int) -> None:
+    def __init__(self, flush_interval_s: float, flush_micros: int, capacity: int, *, rank: int = 0) -> None:
         self.off_reason: str | None = None
         self._flush_interval_s = flush_interval_s
         self._flush_micros = flush_micros
@@ -61,6 +62,7 @@ class Writer:
         self._num_answered = 0
         self._drops_written = Drops()
         self._said: set[str] = set()
+        self._where = "" if rank == 0 else f" on rank {rank}"
 
     @property
     def num_dropped(self) -> int:
@@ -92,6 +94,11 @@ class Writer:
         if not self._stopped and self._backlog.put(item):
             self._ring()
 
+    def take_over(self, waiting: Backlog) -> None:
+        """Takes all that waits in another queue, and its count of what found no room. Never raises."""
+        waiting.pour_into(self._backlog)
+        self._ring()
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything put so far is written; False if not all of it was, in time."""
         if self._stopped or self._thread is None:
@@ -113,7 +120,7 @@ class Writer:
         self._ring()
         thread.join(timeout_s)
         if thread.is_alive() and not self._all_written:  # else it is sealing, and the journal is whole
-            _warn(f"Trimtab recorder: {len(self._backlog)} items were not written within {timeout_s:g} s; {_SLOW}")
+            self._warn(f"{len(self._backlog)} items were not written within {timeout_s:g} s; {_SLOW}")
 
     def turn_off(self, error: BaseException) -> None:
         """Ends the recording with one line; everything after is discarded."""
@@ -123,7 +130,7 @@ class Writer:
         if self._journal is not None:
             with contextlib.suppress(OSError):  # the failure was said already: this is its echo
                 self._journal.close()
-        _warn(f"Trimtab recorder off: {self.off_reason}")
+        _warn(f"Trimtab recorder off{self._where}: {self.off_reason}")
 
     def abandon(self) -> None:
         """In a forked child: no thread is left here, and the journal is the parent's."""
@@ -175,7 +182,7 @@ class Writer:
         if self._sealer.failure is not None:
             self._say_once(
                 "sealing",
-                f"Trimtab recorder: a journal stays as it is and is not sealed into Parquet: {self._sealer.failure}. "
+                f"a journal stays as it is and is not sealed into Parquet: {self._sealer.failure}. "
                 "Nothing is lost, and it is read all the same",
             )
 
@@ -191,11 +198,11 @@ class Writer:
         if drops != self._drops_written:
             self._append(journal, _event("dropped", drops.last_step, drops.since(self._drops_written)))
             self._drops_written = drops
-            self._say_once("dropped", f"Trimtab recorder: {_SLOW}, items were dropped; the log counts them")
+            self._say_once("dropped", f"{_SLOW}, items were dropped; the log counts them")
         if not journal.is_in_place():
             self._say_once(
                 "moved",
-                f"Trimtab recorder: {journal.path} is no longer there: it was moved while the run writes to it. What "
+                f"{journal.path} is no longer there: it was moved while the run writes to it. What "
                 "the run records goes into the moved file; read it there",
             )
 
@@ -226,7 +233,7 @@ class Writer:
                 self._append(journal, _event("refused", 0, {"num_items": len(refused), "reason": refused[0]}))
                 self._say_once(
                     "refused",
-                    f"Trimtab recorder: an item was left out: {refused[0]}; the log counts further ones",
+                    f"an item was left out: {refused[0]}; the log counts further ones",
                 )
 
     def _append(self, journal: JournalWriter, blocks: Sequence[Block]) -> list[str]:
@@ -245,7 +252,10 @@ class Writer:
     def _say_once(self, cause: str, message: str) -> None:
         if cause not in self._said:
             self._said.add(cause)
-            _warn(message)
+            self._warn(message)
+
+    def _warn(self, message: str) -> None:
+        _warn(f"Trimtab recorder{self._where}: {message}")
 
 
 def reason_of(error: BaseException) -> str:

@@ -68,4 +68,5 @@ class LiveRule(Protocol):
 LiveRuleName = Literal["mean", "robust"]
 
 LIVE_RULES: Final[dict[LiveRuleName, type[LiveRule]]] = {"mean": MeanRule, "robust": RobustRule}
-"""A new rule for guards is a file with its class, its name above, and its entry here."""
+"""A new rule for guards is a file with its class, its name above, its entry here, and its comparison as tensor code
+(`trimtab.torch.device_comparisons`)."""

@@ -1,30 +1,46 @@
 """`Gate`: acts on verdicts, in a loop of one's own and in a trainer alike.
 
-Enters: the reduced losses of a micro-batch, then the gradients of a window. Leaves: a verdict, a loss that is safe to
-call backward on, the reason why a step must not be taken, and what was recorded of it. The verbs, in this order:
+Enters: the reduced losses of a micro-batch, then the norms of a window's gradients. Leaves: a decision, gradients that
+are masked by it, an optimizer whose next step is vetoed or not, and what was recorded of it. The verbs, in this order:
 
-    take -> left_out (only if the verdict says so)      once a micro-batch
-    lift_anchor -> drop_reason -> norm_reason -> end    once a window
+    take                   once a micro-batch, between forward and backward
+    close_window           once a window, after its last backward
+    judge_step -> end      once a window, around the optimizer's step
 
-Without a guard nothing here waits for the device. With one, `take` waits once a micro-batch, once more to name the row
-of a skip, and `norm_reason` once a window.
+Without a guard nothing here waits for the device. With one that decides on the host, `take` waits once a micro-batch
+and `judge_step` once a window; with one that decides on the device, neither does.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from trimtab.notices import warn
-from trimtab.run import RunCore
-from trimtab.torch.gradients import first_nonfinite
-from trimtab.torch.losses import RowLosses
-from trimtab.torch.skip import anchored_zero
-from trimtab.torch.transfer import to_host
-from trimtab.values import StepReason, Verdict
+from trimtab.run import STEP_CODE, RunCore
+from trimtab.torch.decision import Decision
+from trimtab.torch.gradients import GradientNorms
+from trimtab.torch.judge import Judge
+from trimtab.torch.late import LateFigures
+from trimtab.torch.losses import RowLosses, leading_row
+from trimtab.torch.mask import GradientMask
+from trimtab.torch.outcome import StepOutcome
+from trimtab.torch.ranks import Ranks
+from trimtab.torch.statistics import RunningStatistics
+from trimtab.torch.transfer import to_host, to_host_together
+from trimtab.torch.veto import StepVeto
+from trimtab.values import STEP_REASONS, StepReason
+
+
+class _Guarding(NamedTuple):
+    """What there is where there is a guard."""
+
+    judge: Judge
+    mask: GradientMask
+    statistics: RunningStatistics
 
 
 class Gate:
@@ -32,17 +48,45 @@ class Gate:
 
     Attributes:
         core: The run whose guard decides and whose recorder writes.
+        ranks: The processes whose guards decide together.
     """
 
     def __init__(
-        self, core: RunCore, *, model: nn.Module | None, optimizer: torch.optim.Optimizer | None = None
+        self,
+        core: RunCore,
+        *,
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Guards the parameters of `model`, and those that only `optimizer` knows."""
+        """Guards the parameters of `model`, and those that only `optimizer` knows.
+
+        Args:
+            core: The run.
+            model: The model, or what it is wrapped in; needed where there is a guard.
+            optimizer: The optimizer whose steps may be dropped.
+            ranks: The processes that train together; None: those of the default process group.
+        """
         self.core = core
+        self.ranks = ranks if ranks is not None else Ranks.of()
         self._model = model
         self._optimizer = optimizer
-        self._anchored: list[nn.Parameter] = []
-        self._said_nonfinite_norm = False
+        self._late = LateFigures()
+        self._guarding: _Guarding | None = None
+        self._veto: StepVeto | None = None
+        self._first_nonfinite: torch.Tensor | None = None
+        if core.guard is not None:
+            assert model is not None, "a guard comes with a model"
+            self._guarding = _Guarding(
+                judge=Judge(core, ranks=self.ranks, late=self._late),
+                mask=GradientMask(model, parameters=self.parameters),
+                statistics=RunningStatistics(model),
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether decisions are made on the device; False while no micro-batch has settled it."""
+        return self._guarding is not None and self._guarding.judge.on_device
 
     def parameters(self) -> list[nn.Parameter]:
         """The model's parameters, and those that only the optimizer knows."""
@@ -57,112 +101,211 @@ class Gate:
 
     def take(
         self, micro_batch: RowLosses, *, extra: torch.Tensor | None = None, beyond: torch.Tensor | None = None
-    ) -> Verdict | None:
-        """Judges a micro-batch, where there is a guard, and records it.
+    ) -> Decision | None:
+        """Judges a micro-batch, where there is a guard, masks what its backward will leave, and records it.
+
+        With a guard among several ranks it calls one collective, and blocks until every rank has called it.
 
         Args:
             micro_batch: Its losses, reduced to rows.
             extra: 0-d, what else the loss is made of (or the final loss itself): a micro-batch is also skipped when
                 this is not finite.
-            beyond: 0-d, finite, what else a host's loss holds, in the unit of its mean over tokens: it is judged too.
+            beyond: 0-d, what else a host's loss holds, in the unit of its mean over tokens: it is judged too.
 
         Returns:
-            The guard's verdict; None without a guard.
+            The decision; its `kept` gives the loss to call backward on. None without a guard.
 
         Raises:
-            GuardLockupError: If the guard is set to raise on a lock-up.
+            GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
+                else about an earlier one of which the host hears now.
         """
-        self.lift_anchor()
-        verdict = self._judge(micro_batch, extra, beyond) if self.core.guard is not None else None
-        self.core.record_micro_batch(
-            to_host(micro_batch.rows),
-            to_host(micro_batch.row_loss_sums),
-            to_host(micro_batch.row_num_tokens),
-            verdict=verdict,
-            packed=micro_batch.packed,
-        )
-        return verdict
-
-    def left_out(self, like: torch.Tensor) -> torch.Tensor:
-        """What takes the place of a loss that is left out, 0-d; `lift_anchor` belongs after its backward."""
-        parameters = self.parameters()
-        self._anchored = [parameter for parameter in parameters if parameter.grad is None]
-        return anchored_zero(parameters, like=like)
+        self.hear()
+        rows, sums, tokens = map(to_host, (micro_batch.rows, micro_batch.row_loss_sums, micro_batch.row_num_tokens))
+        if self._guarding is None:
+            self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
+            return None
+        judge, mask, statistics = self._guarding
+        mask.lift()
+        leader = partial(leading_row, rows, sums, tokens)
+        decision, reason, keep = judge.judge(micro_batch, extra=extra, beyond=beyond, leading_row=leader)
+        mask.hook()
+        mask.set(decision.counts)
+        statistics.keep_or_restore(decision.keep)
+        self.core.record_micro_batch(rows, sums, tokens, reason=reason, keep=keep, packed=micro_batch.packed)
+        return decision
 
     # Once a window.
 
-    def lift_anchor(self) -> None:
-        """Takes away the zeros that a skip left where there was no gradient: weight decay would act on them."""
-        for parameter in self._anchored:
-            parameter.grad = None
-        self._anchored = []
+    def close_window(self) -> None:
+        """Ends the masking of a window's gradients: what runs backward from here on is none of its micro-batches."""
+        if self._guarding is not None:
+            self._guarding.mask.lift()
+            self._guarding.mask.set(True)
+            self._guarding.statistics.settle()
 
     def drop_reason(self) -> StepReason | None:
-        """Why the window must not be stepped, by what its micro-batches were; None if it may."""
-        return self.core.drop_reason()
+        """Why the window must not be stepped, by what its micro-batches were; None if it may, or if nobody knows yet.
 
-    def norm_reason(self, norm: torch.Tensor) -> StepReason | None:
-        """Why the window must not be stepped, by the norm of its gradients, 0-d; None if it may, or without a guard."""
-        if self.core.guard is None:
-            return None
-        value = float(norm)
-        if math.isfinite(value):
-            return None
-        assert self._model is not None, "a guard comes with a model"
-        name = first_nonfinite(self._model.named_parameters())
-        self.core.event("nonfinite_norm", {"parameter": name, "grad_norm": value})
-        if not self._said_nonfinite_norm:
-            self._said_nonfinite_norm = True
-            warn(
-                "guard",
-                f"Step {self.core.step}: the gradient norm is {value} though every kept loss is finite; first "
-                f"parameter with such a gradient: {name}. The step was dropped. Look for an operation with an infinite "
-                "derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
-            )
-        return "nonfinite_norm"
+        Only a host that decides knows before the step; it need not measure gradients then.
+        """
+        return None if self.on_device else self.core.drop_reason()
+
+    def judge_step(self, norms: GradientNorms | None) -> StepReason | torch.Tensor:
+        """Decides whether the optimizer's next step changes anything, and tells the optimizer; belongs before it.
+
+        Waits for the device only where the host decides, and `norms` are there. Without a guard every step may.
+
+        Args:
+            norms: Of the gradients before clipping; None where they are not judged: a gradient scaler looks for itself.
+
+        Returns:
+            The reason, "stepped" if it may; under device decision a 0-d int64 tensor, the index into `STEP_REASONS`.
+
+        Raises:
+            GuardLockupError: As `take`, about an earlier micro-batch.
+        """
+        self.hear()
+        if self._guarding is None:
+            return "stepped"
+        if self.on_device:
+            code = self._step_code(norms)
+            self._drop_next(code != STEP_CODE["stepped"])
+            return code
+        reason = self.core.drop_reason()
+        if reason is None and norms is not None:
+            total = float(norms.total)
+            if not math.isfinite(total):
+                reason = "nonfinite_norm"
+                self._tell_nonfinite_norm(self.core.step, total, int(norms.first_nonfinite))
+        self._drop_next(reason is not None)
+        return "stepped" if reason is None else reason
 
     def end(
         self,
-        reason: StepReason,
+        reason: StepReason | torch.Tensor,
         *,
         loss: torch.Tensor,
         num_tokens: torch.Tensor,
         norm: torch.Tensor | float | None,
         clip_at: float | None,
         lr: Any,
-        loss_scale: float | None,
-    ) -> None:
-        """Records the step that just ended.
+        loss_scale: torch.Tensor | float | None = None,
+    ) -> StepOutcome:
+        """Records the step that just ended; never waits.
 
         Args:
-            reason: What became of it.
+            reason: What became of it, or its 0-d index into `STEP_REASONS`.
             loss: What the run reports, 0-d.
-            num_tokens: Supervised tokens of the window, 0-d.
+            num_tokens: Supervised tokens of the window on this rank, 0-d.
             norm: Of the gradients before clipping; None where it was not measured.
             clip_at: The norm to which they were clipped; None without clipping.
             lr: Learning rate of the first parameter group; a tensor must be a copy, for schedulers change it in place.
             loss_scale: The scaler's scale before the step; None without one.
+
+        Returns:
+            The same, lazily.
         """
-        self.core.end_step(
-            reason,
-            loss=to_host(loss),
-            num_tokens=to_host(num_tokens),
-            grad_norm=_on_host(norm),
-            lr=_on_host(lr),
-            clipped=None if norm is None or clip_at is None else _on_host(norm > clip_at),
-            loss_scale=loss_scale,
+        core, window = self.core, self.core.window
+        facts = to_host_together(
+            {
+                "reason": STEP_CODE[reason] if isinstance(reason, str) else reason,
+                "loss": loss,
+                "num_tokens": num_tokens,
+                "grad_norm": norm,
+                "lr": lr,
+                "clipped": None if norm is None or clip_at is None else norm > clip_at,
+                "loss_scale": loss_scale,
+                "num_skipped_micros": window.num_skipped_micros,
+                "num_skipped_tokens": window.num_own_skipped_tokens,
+                "first_nonfinite": self._first_nonfinite,
+            }
         )
+        first_nonfinite = facts.pop("first_nonfinite")
+        if self.on_device:
+            hear = partial(self._hear_step, core.step, facts["reason"], facts["grad_norm"], first_nonfinite)
+            self._late.add(facts["reason"], hear)
+        self._first_nonfinite = None
+        core.end_step(**facts)
+        return StepOutcome(facts)
 
-    def _judge(self, micro_batch: RowLosses, extra: torch.Tensor | None, beyond: torch.Tensor | None) -> Verdict:
-        device = micro_batch.loss_sum.device
-        # One read of the host for all figures. Token counts are exact in float64; mps has no such type.
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        nothing = torch.zeros((), device=device)
-        further = [nothing if figure is None else figure for figure in (extra, beyond)]
-        figures = [micro_batch.loss_sum, micro_batch.num_tokens, *further]
-        loss_sum, num_tokens, aux, more = torch.stack([figure.detach().to(device, wide) for figure in figures]).tolist()
-        return self.core.judge(loss_sum, int(num_tokens), aux=aux, beyond=more, leading_row=micro_batch.leading_row)
+    # Beside the windows.
+
+    def hear(self) -> None:
+        """Lets the guard judge what a device has decided and the host can hear of by now; never waits.
+
+        Raises:
+            GuardLockupError: As `take`.
+        """
+        self._late.poll()
+
+    def drain(self) -> None:
+        """Lets the guard judge all that a device has decided; waits for it.
+
+        Raises:
+            GuardLockupError: As `take`.
+        """
+        self._late.drain()
+
+    def remove(self) -> None:
+        """Takes all hooks off model and optimizer. A gate that is used again puts them on again."""
+        if self._guarding is not None:
+            self._guarding.mask.remove()
+            self._guarding.statistics.remove()
+        if self._veto is not None:
+            self._veto.remove()
+            self._veto = None
+
+    # Within.
+
+    def _step_code(self, norms: GradientNorms | None) -> torch.Tensor:
+        """0-d int64, index into `STEP_REASONS`: what a window on the device is to become."""
+        window = self.core.window
+        code = torch.where(window.num_skipped_micros > 0, STEP_CODE["all_skipped"], STEP_CODE["no_tokens"])
+        may_step = window.num_kept_tokens > 0
+        code = torch.where(may_step, STEP_CODE["stepped"], code)
+        if norms is None:
+            return code
+        self._first_nonfinite = norms.first_nonfinite
+        is_bad = may_step & ~torch.isfinite(norms.total).to(code.device, non_blocking=True)
+        return torch.where(is_bad, STEP_CODE["nonfinite_norm"], code)
+
+    def _drop_next(self, dropped: bool | torch.Tensor) -> None:  # noqa: FBT001 - a verdict
+        if self._optimizer is None:
+            return
+        if self._veto is None:
+            self._veto = StepVeto(self._optimizer)
+        self._veto.drop_next(dropped)
+
+    def _hear_step(self, step: int, reason: Any, norm: Any, first_nonfinite: Any, _: list[float]) -> None:
+        """Says what a device decided about a step, by numbers that have arrived."""
+        heard = STEP_REASONS[int(reason)]
+        if heard == "no_tokens":
+            self.core.words.no_tokens(step)
+        elif heard == "nonfinite_norm":
+            self._tell_nonfinite_norm(step, float(norm), int(first_nonfinite))
+
+    def _tell_nonfinite_norm(self, step: int, norm: float, place: int) -> None:
+        self.core.tell_nonfinite_norm(step, norm=norm, parameter=self._name(place))
+
+    def _name(self, place: int) -> str | None:
+        """What the parameter at that place of `parameters` is called; None for no place."""
+        if place < 0:
+            return None
+        assert self._model is not None, "a guard comes with a model"
+        names = [name for name, _ in self._model.named_parameters()]
+        return names[place] if place < len(names) else f"number {place - len(names)} of those only the optimizer knows"
 
 
-def _on_host(value: Any) -> Any:
-    return to_host(value) if isinstance(value, torch.Tensor) else value
+def after_scaler(reason: StepReason | torch.Tensor, *, overflowed: torch.Tensor) -> StepReason | torch.Tensor:
+    """The reason of a step that a gradient scaler has taken or not; never waits.
+
+    Args:
+        reason: What `judge_step` gave.
+        overflowed: 0-d bool, whether the scaler left the step out.
+    """
+    if isinstance(reason, str):
+        if reason != "stepped":  # nothing to step by, so nothing that could overflow
+            return reason
+        reason = torch.full((), STEP_CODE[reason], device=overflowed.device)
+    happened = reason == STEP_CODE["stepped"]
+    return torch.where(happened & overflowed.to(reason.device, non_blocking=True), STEP_CODE["scaler_overflow"], reason)

@@ -1,55 +1,146 @@
 """What happens to gradients between backward and the optimizer: scaled, measured, clipped, or taken away.
 
 A step with zero gradients is no dropped step: momentum and weight decay would still move the weights. A dropped step
-has no gradients at all.
+has no gradients at all. Gradients may be sparse, may be sharded over ranks (`DTensor`, as FSDP2 leaves them), and may
+lie on several devices; what is computed of them never waits for a device.
+
+P parameters were handed over, with or without a gradient.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from trimtab.values import StepReason
+_FOREACH_DEVICES: Final = ("cpu", "cuda", "xpu")
+"""Where torch measures all gradients of one dtype in one call, in every version from 2.6 on."""
+
+
+class GradientNorms(NamedTuple):
+    """The 2-norms of a window's gradients, where the gradients are; the same numbers on every rank.
+
+    Attributes:
+        total: 0-d, of all gradients together, bit for bit what `clip_grad_norm_` computes; 0 without any.
+        norms: (P,) of each parameter's gradient; 0 where it has none.
+    """
+
+    total: torch.Tensor
+    norms: torch.Tensor
+
+    @property
+    def first_nonfinite(self) -> torch.Tensor:
+        """0-d int64, place of the first parameter whose norm is not finite, -1 if there is none; never waits.
+
+        Its gradient holds NaN or Inf, or finite numbers of which the norm is too large for their dtype (65,504 in
+        float16; in float32 the squares, so that numbers above 1e19 will do). -1 beside a total that is not finite: no
+        gradient is to be named, the norm of all together is too large.
+        """
+        bad = torch.cat([~torch.isfinite(self.norms), torch.ones(1, dtype=torch.bool, device=self.norms.device)])
+        first = bad.to(torch.int32).argmax()  # of equals the first, so the one at the end if it is alone
+        return torch.where(first < len(self.norms), first, -1)
+
+
+def gradient_norms(parameters: Sequence[nn.Parameter]) -> GradientNorms:
+    """Measures the gradients together and one by one; never waits for a device.
+
+    Sharded gradients are reduced over their ranks, all of which must call this: the total as torch does it, and P
+    numbers more for each way in which parameters are sharded.
+    """
+    with torch.no_grad():
+        places = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+        grads = _gradients(parameters)
+        if not grads:
+            nothing = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+            return GradientNorms(nothing.sum(), nothing)
+        device = grads[0].device
+        totals: list[torch.Tensor] = []
+        norms: list[torch.Tensor] = [torch.zeros((), device=device)] * len(parameters)
+        for indices in _alike(grads, _sharding):
+            alike = [grads[index] for index in indices]
+            total, each = _plain_norms(alike) if _sharding(alike[0]) is None else _sharded_norms(alike)
+            totals.append(total.to(device))
+            for index, norm in zip(indices, each, strict=True):
+                norms[places[index]] = norm.to(device)
+        # Sharded beside plain parameters: torch's own clipping refuses them, so there is no order of its to keep.
+        total = totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
+        return GradientNorms(total, torch.stack(norms))
+
+
+def _plain_norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    kinds = _alike(grads, lambda grad: (grad.device, grad.dtype))
+    norms = [torch.empty(())] * len(grads)
+    for indices in kinds:
+        alike = [grads[index] for index in indices]
+        for index, norm in zip(indices, _each_norm(alike), strict=True):
+            norms[index] = norm
+    if len(kinds) > 1 or grads[0].device.type not in _FOREACH_DEVICES:
+        # torch adds up the kinds in an order of its own, which is part of the last bit.
+        return nn.utils.get_total_norm(grads), norms
+    return torch.linalg.vector_norm(torch.stack(norms)), norms
+
+
+def _each_norm(grads: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Norms of plain gradients of one kind."""
+    # torch._foreach_norm is what torch's own clipping calls here, and gives other last bits than one norm at a time.
+    if grads[0].device.type in _FOREACH_DEVICES and all(type(grad) is torch.Tensor for grad in grads):
+        return torch._foreach_norm(grads)
+    return [torch.linalg.vector_norm(grad) for grad in grads]
+
+
+def _sharded_norms(grads: list[Any]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """Norms of `DTensor` gradients that are placed alike on one mesh."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    total: Any = nn.utils.get_total_norm(grads)
+    # In float64 a square of a float32 does not overflow.
+    here = torch.stack([torch.linalg.vector_norm(grad.to_local()).to(torch.float64) for grad in grads]).square()
+    mesh, placements = grads[0].device_mesh, grads[0].placements
+    parts = [Partial() if isinstance(placement, Shard) else Replicate() for placement in placements]
+    squares: torch.Tensor = DTensor.from_local(here, mesh, parts, run_check=False).full_tensor()
+    return total.full_tensor(), list(squares.sqrt().unbind())
+
+
+def _sharding(tensor: torch.Tensor) -> Hashable:
+    """How a tensor is spread over ranks; None for a plain tensor."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return None if mesh is None else (mesh, getattr(tensor, "placements", None))
+
+
+def _alike(grads: list[torch.Tensor], key: Callable[[torch.Tensor], Hashable]) -> list[list[int]]:
+    """Places of the gradients that have the same key, the kind that comes first first."""
+    kinds: dict[Hashable, list[int]] = {}
+    for place, grad in enumerate(grads):
+        kinds.setdefault(key(grad), []).append(place)
+    return list(kinds.values())
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float | torch.Tensor) -> None:
-    """Multiplies every gradient by `factor`, a number or a 0-d tensor on their device; never waits."""
+    """Multiplies every gradient by `factor`, a number or a 0-d tensor on the device of one of them; never waits."""
     grads = _gradients(parameters)
-    if grads:
-        torch._foreach_mul_(grads, factor)
-
-
-def total_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """2-norm of all gradients together, 0-d, as `clip_grad_norm_` computes it; never waits."""
-    return nn.utils.get_total_norm(_gradients(parameters))
+    for indices in _alike(grads, lambda grad: (grad.device, grad.dtype, _sharding(grad) is None)):
+        alike = [grads[index] for index in indices]
+        factor_here = factor.to(alike[0].device) if isinstance(factor, torch.Tensor) else factor
+        torch._foreach_mul_(alike, factor_here)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float, norm: torch.Tensor) -> None:
-    """Scales gradients down to `max_norm` where `norm`, their total norm, is above it; never waits."""
-    if math.isinf(max_norm):
-        return
-    if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
-        # torch's own clipping knows no sparse gradients; this is its formula.
+    """Scales gradients down to `max_norm` where `norm`, their total norm, is above it; never waits.
+
+    Bit for bit what `clip_grad_norm_` does, and the same for gradients that it refuses: sparse ones, and sharded beside
+    plain ones.
+    """
+    if not math.isinf(max_norm):
         scale_gradients(parameters, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
 
 
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Takes every gradient away, so that an optimizer's step changes neither parameters nor moments nor its count."""
     for parameter in parameters:
         parameter.grad = None
-
-
-def first_nonfinite(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> str | None:
-    """Name of the first parameter whose gradient is not finite; None if there is none. Waits for the device."""
-    for name, parameter in named_parameters:
-        if not all(bool(torch.isfinite(grad).all()) for grad in _gradients([parameter])):
-            return name
-    return None
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -72,14 +163,14 @@ def current_lr(optimizer: torch.optim.Optimizer) -> float | torch.Tensor:
     return lr.detach().clone() if isinstance(lr, torch.Tensor) else lr
 
 
-def take_step(
-    optimizer: torch.optim.Optimizer, *, scaler: torch.amp.GradScaler | None, scale_before: float | None
-) -> StepReason:
-    """Steps the optimizer, through the scaler where there is one; its own verdict on overflow waits for the device."""
-    if scaler is None:
-        optimizer.step()
-        return "stepped"
-    scaler.step(optimizer)
-    scaler.update()
-    assert scale_before is not None, "read before unscaling"
-    return "scaler_overflow" if scaler.get_scale() < scale_before else "stepped"
+def loss_scale(scaler: torch.amp.GradScaler, *, device: torch.device | str) -> torch.Tensor:
+    """The scale of a gradient scaler, 0-d float32 on `device`; 1 of a disabled one. `scaler.get_scale()` would wait.
+
+    A step was left out for an overflow exactly where the scale after `scaler.update()` is below that before it:
+    `loss_scale(scaler, device=device) < before`, a 0-d bool that need not be looked at.
+
+    Args:
+        scaler: It has scaled a loss already, or it now makes its scale on `device`.
+        device: Where the gradients are.
+    """
+    return scaler.scale(torch.ones((), device=device))

@@ -40,22 +40,27 @@ class RowLosses(NamedTuple):
     packed: bool
     num_entries: int
 
-    def leading_row(self) -> int | None:
-        """The first row whose loss is not finite, else the one with the largest loss sum. Waits for the device.
 
+def leading_row(rows: Any, loss_sums: Any, num_tokens: Any) -> int | None:
+    """The first row whose loss is not finite, else the one with the largest loss sum.
+
+    Args:
+        rows: (R,) dataset rows on the host, or on their way to it: then this waits.
+        loss_sums: (R,) likewise.
+        num_tokens: (R,) likewise.
+
+    Returns:
         None where no row has tokens, or where it is not known what each of them cost.
-        """
-        # Rows stay where the loader left them, losses are where the model is: both come to the host.
-        row_ids, sums, counted = self.rows.cpu(), self.row_loss_sums.cpu(), self.row_num_tokens.cpu() > 0
-        rows, sums = row_ids[counted], sums[counted]
-        if not rows.numel():
-            return None
-        bad = rows[~torch.isfinite(sums)]
-        if bad.numel():
-            return int(bad[0])
-        distinct, place = torch.unique(rows, return_inverse=True)  # a packed row has an entry a token
-        totals = torch.zeros(distinct.shape, dtype=sums.dtype).index_add(0, place, sums)
-        return int(distinct[totals.argmax()])
+    """
+    counted = np.asarray(num_tokens) > 0
+    row, sums = np.asarray(rows)[counted], np.asarray(loss_sums)[counted]
+    if not row.size:
+        return None
+    bad = row[~np.isfinite(sums)]
+    if bad.size:
+        return int(bad[0])
+    distinct, place = np.unique(row, return_inverse=True)  # a packed row has an entry a token
+    return int(distinct[np.bincount(place, weights=sums).argmax()])
 
 
 def rows_alone(rows: torch.Tensor, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> RowLosses:

@@ -2,74 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from trimtab.values import StepReason
+from trimtab.torch.transfer import HostNumber
+from trimtab.values import GRADIENTLESS, STEP_REASONS, StepReason
 
 
 class StepOutcome:
-    """What became of one optimizer step. Lazy: reading a field may wait for the device, not reading it never does."""
+    """What became of one optimizer step.
 
-    __slots__ = ("_grad_norm", "_loss", "_lr", "_num_tokens", "num_skipped_micros", "num_skipped_tokens", "reason")
+    Lazy in every field: reading one may wait for that step on the device, not reading it never does.
+    """
 
-    reason: StepReason
-    """Why it was stepped or not."""
-    num_skipped_micros: int
-    """Micro-batches that the guard left out."""
-    num_skipped_tokens: int
-    """Their supervised tokens."""
+    __slots__ = ("_facts",)
 
-    def __init__(
-        self,
-        reason: StepReason,
-        *,
-        grad_norm: torch.Tensor | None,
-        lr: Any,
-        loss: torch.Tensor,
-        num_tokens: torch.Tensor,
-        num_skipped_micros: int,
-        num_skipped_tokens: int,
-    ) -> None:
-        """Holds tensors where they are; the properties bring them to the host."""
-        self.reason = reason
-        self.num_skipped_micros = num_skipped_micros
-        self.num_skipped_tokens = num_skipped_tokens
-        self._grad_norm = grad_norm
-        self._lr = lr
-        self._loss = loss
-        self._num_tokens = num_tokens
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        """Holds what `Gate.end` recorded: numbers, tensors on the host, and numbers on their way to it."""
+        self._facts = facts
 
-    def parts(self) -> dict[str, Any]:
-        """Loss, tokens, norm and learning rate where they are, without waiting."""
-        return {"loss": self._loss, "num_tokens": self._num_tokens, "norm": self._grad_norm, "lr": self._lr}
+    @property
+    def reason(self) -> StepReason:
+        """Why it was stepped or not. Waits for the device where that decides, or a gradient scaler does."""
+        return STEP_REASONS[int(self._facts["reason"])]
 
     @property
     def stepped(self) -> bool:
-        """Whether parameters and optimizer state moved."""
+        """Whether parameters and optimizer state moved. Waits as `reason` does."""
         return self.reason == "stepped"
 
     @property
     def grad_norm(self) -> float | None:
         """Norm of the gradients before clipping; None where it was not measured. Waits for the device."""
-        return None if self._grad_norm is None else float(self._grad_norm)
+        norm = self._facts["grad_norm"]
+        return None if norm is None or self.reason in GRADIENTLESS else float(norm)
 
     @property
     def lr(self) -> float:
         """Learning rate of the first parameter group. Waits where it is a tensor on a device."""
-        return float(self._lr)
+        return float(self._facts["lr"])
 
     @property
     def loss(self) -> float:
-        """Loss of the window, skipped contributions left out; NaN if nothing is left. Waits for the device."""
-        return float(self._loss)
+        """Loss of the window on this rank, skipped contributions left out; NaN if nothing is left. Waits."""
+        return float(self._facts["loss"])
 
     @property
     def num_tokens(self) -> int:
-        """Supervised tokens of the window, the skipped ones among them. Waits for the device."""
-        return int(self._num_tokens)
+        """Supervised tokens of the window on this rank, the skipped ones among them. Waits for the device."""
+        return int(self._facts["num_tokens"])
+
+    @property
+    def num_skipped_micros(self) -> int:
+        """Micro-batches that the guard left out. Waits where the device decides."""
+        return int(self._facts["num_skipped_micros"])
+
+    @property
+    def num_skipped_tokens(self) -> int:
+        """Their supervised tokens on this rank. Waits where the device decides."""
+        return int(self._facts["num_skipped_tokens"])
 
     def __repr__(self) -> str:
-        """Names the reason only: a repr in a debugger must not wait for a device."""
+        """Says what has arrived: a repr in a debugger must not wait for a device."""
+        if any(isinstance(fact, HostNumber) and not fact.is_ready() for fact in self._facts.values()):
+            return "StepOutcome(pending)"
         return f"StepOutcome(reason={self.reason!r}, num_skipped_micros={self.num_skipped_micros})"

@@ -1,35 +1,100 @@
-"""What Trimtab does among several processes: today one of them is recorded, and a guard is refused."""
+"""Which of several processes this is, and the one sum by which their guards decide alike.
+
+Enters: a process group, and the figures of one micro-batch on this rank. Leaves: their sum over the group's ranks.
+Invariant: what was handed over is not changed, and every rank gets the same bits: from them every rank's rule, whose
+history holds nothing but such sums, draws the same verdict, so nobody has to be asked.
+
+Who decides: every rank, for itself, from the sum. When ranks agree: always, as long as each calls `summed` once a
+micro-batch, whatever its losses are. A rank that is lost or stuck holds all others in their next sum, as it does in the
+next reduction of gradients: the timeout of torch.distributed (`init_process_group(timeout=...)`) ends them, and there
+is none beside it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.distributed as dist
 
 from trimtab.errors import UsageError
-from trimtab.guard import GuardConfig
-from trimtab.notices import warn_once
 
 
-def records_here(guard: GuardConfig | None, *, record: bool) -> bool:
-    """Whether this process records; refuses a guard among several processes."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return record
-    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    if world_size == 1:
-        return record
-    if guard is not None and guard.enabled:
-        raise UsageError(
-            f"This version's guard decides in one process, and {world_size} are running: their verdicts could differ, "
-            "and the ranks would drift apart. Pass guard=None here."
-        )
-    if record:
-        warn_once(
-            "recorder",
-            f"{world_size} processes train, and this version records one of them: "
-            + (
-                f"rank 0 of {world_size}; shares are over its rows only."
-                if rank == 0
-                else f"rank {rank} is not recorded."
-            ),
-            cause="several processes",
-        )
-    return record and rank == 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that train on different rows of the same data.
+
+    Attributes:
+        rank: This process's place among them, 0 and up.
+        world_size: How many they are.
+        group: Their process group; None: this process is alone.
+        records: Whether this rank's rows belong into the log: where several groups train on the same rows (tensor or
+            context parallelism), those of the group that the first process of all is in.
+    """
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup | None
+    records: bool
+    device_types: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup | None = None) -> Ranks:
+        """The ranks of a group; no collective is called.
+
+        Args:
+            process_group: The group whose ranks see different rows. None: the default group where torch.distributed is
+                initialised, else this process alone.
+
+        Raises:
+            UsageError: This process is not in the group.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            if process_group is not None:
+                raise UsageError(
+                    "A process_group was handed over and torch.distributed is not initialised: call "
+                    "torch.distributed.init_process_group first, or leave process_group out."
+                )
+            return cls(rank=0, world_size=1, group=None, records=True)
+        rank = dist.get_rank(process_group)
+        if rank < 0:
+            raise UsageError(
+                f"Process {dist.get_rank()} is not in the process_group that was handed over: pass the group in which "
+                "it trains on rows of its own (the data-parallel group)."
+            )
+        world_size = dist.get_world_size(process_group)
+        records = process_group is None or 0 in dist.get_process_group_ranks(process_group)
+        if world_size == 1:
+            return cls(rank=0, world_size=1, group=None, records=records)
+        # Looked up here and not at each sum: torch.compile traces a sum, and not the words of a configuration.
+        backends = dist.get_backend_config(process_group).split(",")  # "cpu:gloo,cuda:nccl"
+        device_types = tuple(entry.partition(":")[0] for entry in backends)
+        group = dist.group.WORLD if process_group is None else process_group
+        return cls(rank=rank, world_size=world_size, group=group, records=records, device_types=device_types)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with: nothing is reduced then."""
+        return self.group is None
+
+    def summed(self, figures: torch.Tensor) -> torch.Tensor:
+        """The sum of each figure over the ranks, the same bits on every rank; blocks until all have called it.
+
+        On the CPU it waits for the slowest rank. On a device only the device does, where its backend works on a stream
+        (NCCL); figures on a device that the group's backend cannot reach are carried to one that it can, which waits.
+
+        Args:
+            figures: (k,) float64, finite: one NaN makes the sum of all ranks NaN, so a flag travels as a figure of its
+                own, and not by a maximum (gloo loses a NaN in MAX on every rank but the first). float64, because
+                float32 counts tokens to 2**24 only.
+
+        Returns:
+            (k,) float64 on the same device: `figures` itself when alone, else a tensor of its own.
+        """
+        if self.group is None:
+            return figures
+        device = figures.device
+        total = figures.detach()
+        total = total.clone() if device.type in self.device_types else total.to(self.device_types[0])
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
+        return total.to(device)

@@ -1,9 +1,10 @@
-"""`Run`: Trimtab in a training loop of one's own, in one process.
+"""`Run`: Trimtab in a training loop of one's own, in one process or on every rank of several.
 
 Enters: unreduced losses and the dataset rows they belong to, once a micro-batch; once a window the wish to step.
 Leaves: a loss that is safe to call backward on whatever the verdict, a `StepOutcome`, and the log. Without a guard
 the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for the device. With a
-guard the host looks at the loss once a micro-batch and at the norm once a step; with a gradient scaler, at its scale.
+guard that decides on the device nothing waits either, but for optimizers that are not fused: those take one look of the
+host a step. A guard that decides on the host looks at the loss once a micro-batch and at the norm once a step.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ import torch
 from torch import nn
 
 from trimtab.dataset import DatasetFacts, describe
-from trimtab.errors import UsageError
+from trimtab.errors import GuardLockupError, UsageError
 from trimtab.guard import GuardConfig
-from trimtab.notices import say, warn
+from trimtab.notices import say
 from trimtab.run import RunCore, switched_off
-from trimtab.torch.gate import Gate
+from trimtab.torch.gate import Gate, after_scaler
 from trimtab.torch.gradients import (
+    GradientNorms,
     clip_gradients,
     current_lr,
-    drop_gradients,
+    gradient_norms,
+    loss_scale,
     scale_gradients,
-    take_step,
-    total_norm,
 )
 from trimtab.torch.losses import Per, reduce_to_rows
+from trimtab.torch.meeting import meeting_place
 from trimtab.torch.outcome import StepOutcome
-from trimtab.torch.ranks import records_here
+from trimtab.torch.ranks import Ranks
 from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, checked_divisor
-from trimtab.torch.skip import statistics_buffers
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
 
@@ -75,12 +76,14 @@ class Run:
         dataset: object | None = None,
         row_id: str = "row_id",
         run_id: str | None = None,
+        process_group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
         """Prepares a run; the run folder is made when the first micro-batch arrives.
 
         Args:
             out: Folder under which `trimtab/<run_id>` is written; may be None with `record=False`.
-            model: The model; required with a guard, which acts on its parameters.
+            model: The model, or what it is wrapped in (DDP, `torch.compile`), or one that `fully_shard` has sharded;
+                required with a guard, which acts on its parameters.
             optimizer: The optimizer; required for `step`.
             accumulation: Micro-batches in one window (one optimizer step). 1 where the host divides itself.
             max_grad_norm: Clip gradients to this total 2-norm; `math.inf` measures and records the norm without
@@ -93,6 +96,9 @@ class Run:
                 beyond plain lists.
             row_id: What the row number is called in the log's description of itself.
             run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
+            process_group: The ranks that train together on different rows; their guards decide as one. None: the
+                default group where torch.distributed is initialised, else this process alone. With tensor or context
+                parallelism pass the data-parallel group. Make the run on every rank, each in the same order.
 
         Raises:
             UsageError: If a setting makes no sense.
@@ -105,26 +111,20 @@ class Run:
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
         check_parts(model=model, optimizer=optimizer)
         check_guard(guard, model=model)
-        record = records_here(guard, record=record)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
             header = self._described(header, dataset=dataset, row_id=row_id)
-        self._new_core = partial(RunCore, header, out=out, guard=guard, record=record)
-        self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer)
+        self._ranks = Ranks.of(process_group)
+        meet = meeting_place(self._ranks, out=out)
+        self._new_core = partial(
+            RunCore, header, out=out, guard=guard, record=record and self._ranks.records, meet=meet
+        )
+        self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer, ranks=self._ranks)
         self._optimizer = optimizer
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
         removed = guard is not None and guard.skipped_tokens == "removed"
-        self._mean = WindowMean(normalize=normalize, accumulation=accumulation, removed=removed)
-        if self._core.guard is not None:
-            assert model is not None, "checked above"
-            names = statistics_buffers(model)
-            if names:
-                warn(
-                    "guard",
-                    f"{len(names)} modules take in every batch during forward, also one that is skipped afterwards "
-                    f"(running statistics): {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}.",
-                )
+        self._mean = WindowMean(normalize=normalize, accumulation=accumulation, removed=removed, ranks=self._ranks)
 
     # Once a micro-batch.
 
@@ -132,8 +132,8 @@ class Run:
         """Announces the window that begins, so that `aux` can be weighed under `normalize="window"`.
 
         Args:
-            num_tokens: Supervised tokens of the whole window.
-            num_micros: Its micro-batches, by which `aux` is divided; None: `accumulation`.
+            num_tokens: Supervised tokens of the whole window, over all ranks; the same number on every rank.
+            num_micros: Its micro-batches on one rank, by which `aux` is divided; None: `accumulation`.
 
         Raises:
             UsageError: If a window is open already or a count is not positive.
@@ -159,8 +159,10 @@ class Run:
     ) -> torch.Tensor:
         """Records one micro-batch, judges it, and gives the loss to call backward on.
 
-        With a guard this waits for the device once, and once more to name the row of a skip. Without one it never
-        does; the first call makes the run folder.
+        The first call makes the run folder. With a guard that decides on the host (see `GuardConfig.decide`) this
+        waits for the device once, and once more to name the row of a skip; with one that decides on the device, or
+        without any, it never does. Among several ranks a guard sums three numbers over them, which blocks until every
+        rank has called this.
 
         Args:
             losses: Unreduced: (B, T) a token, or (N,) with `per` saying what an entry is.
@@ -177,6 +179,8 @@ class Run:
 
         Raises:
             UsageError: If the window is complete already, or a shape, dtype or combination makes no sense.
+            GuardLockupError: If the guard is set to raise on a lock-up; where the device decides, when the host hears
+                of it.
         """
         window = self._core.window
         if window.num_micros >= self._accumulation:
@@ -186,11 +190,7 @@ class Run:
             )
         self._mean.check_aux(aux)
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
-        verdict = self._gate.take(reduced, extra=aux)
-        if verdict is not None and not verdict.keep:
-            self._mean.skip(reduced)
-            return self._gate.left_out(reduced.loss_sum)
-        return self._mean.keep(reduced, aux)
+        return self._mean.take(reduced, aux, self._gate.take(reduced, extra=aux))
 
     @property
     def window_complete(self) -> bool:
@@ -210,7 +210,9 @@ class Run:
         Before the window is full this closes it: the gradients are scaled up as if it had its full size. A window
         whose every micro-batch was skipped, or that holds no supervised token, or whose gradient norm is not finite,
         leaves parameters and optimizer state as they are; only with a guard. Call the scheduler after every step,
-        stepped or not: the window is its clock. Waits for the device with a guard or a scaler.
+        stepped or not: the window is its clock. The optimizer's `step` is called either way; one that is dropped finds
+        no gradients, or is told by the device to change nothing. With a guard it waits for the device once, but where
+        the device decides and the optimizer is fused.
 
         Args:
             scaler: The gradient scaler whose `scale(loss).backward()` was used, if any; it is updated here.
@@ -220,6 +222,7 @@ class Run:
 
         Raises:
             UsageError: If there is no optimizer, or no micro-batch since the last step.
+            GuardLockupError: As `micro_batch`, where the device decides; the step may be called again.
         """
         core, gate, optimizer = self._core, self._gate, self._optimizer
         if optimizer is None:
@@ -230,42 +233,52 @@ class Run:
                 f"run.step() was called for step {core.step} without any micro_batch since the last step: at the end "
                 "of an epoch write `if run.window_open: run.step()`."
             )
-        loss_scale = scaler.get_scale() if scaler is not None else None
+        gate.hear()  # what it may raise comes before anything has happened
+        scale_before = None
         if scaler is not None:
+            scale_before = loss_scale(scaler, device=self._device())
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
-        gate.lift_anchor()
-        parameters = gate.parameters()
-        reason = gate.drop_reason()
-        norm: torch.Tensor | None = None
-        if reason is None:
-            factor = self._mean.factor(window)
-            if factor is not None:
-                scale_gradients(parameters, factor)
-            if self._max_grad_norm is not None or core.guard is not None:
-                norm = total_norm(parameters)
-                # A scaler looks for itself, and halves its scale.
-                reason = gate.norm_reason(norm) if scaler is None else None
-        if reason is None:
-            if norm is not None and self._max_grad_norm is not None:
-                clip_gradients(parameters, max_norm=self._max_grad_norm, norm=norm)
-            reason = take_step(optimizer, scaler=scaler, scale_before=loss_scale)
+        gate.close_window()
+        norms = self._put_right() if gate.drop_reason() is None else None
+        # A scaler that is at work looks for itself, and halves its scale.
+        scales = scaler is not None and scaler.is_enabled()
+        reason = gate.judge_step(None if scales else norms)
+        if norms is not None and self._max_grad_norm is not None:
+            clip_gradients(gate.parameters(), max_norm=self._max_grad_norm, norm=norms.total)
+        if scaler is None or scale_before is None:
+            optimizer.step()
         else:
-            drop_gradients(parameters)
-            if scaler is not None:
-                scaler.update()
+            scaler.step(optimizer)
+            scaler.update()
+            overflowed = loss_scale(scaler, device=scale_before.device) < scale_before
+            reason = after_scaler(reason, overflowed=overflowed)
         optimizer.zero_grad(set_to_none=True)
-        outcome = StepOutcome(
+        outcome = gate.end(
             reason,
-            grad_norm=norm,
-            lr=current_lr(optimizer),
             loss=self._mean.reported_loss(window),
             num_tokens=self._mean.totals.num_tokens,
-            num_skipped_micros=window.num_skipped_micros,
-            num_skipped_tokens=window.num_skipped_tokens,
+            norm=norms.total if norms is not None else None,
+            clip_at=self._max_grad_norm,
+            lr=current_lr(optimizer),
+            loss_scale=scale_before,
         )
-        gate.end(reason, **outcome.parts(), clip_at=self._max_grad_norm, loss_scale=loss_scale)
         self._mean.begin()
         return outcome
+
+    def _put_right(self) -> GradientNorms | None:
+        """Gives the window's gradients their scale; measures them where anybody wants to know."""
+        core, parameters = self._core, self._gate.parameters()
+        is_judged = core.guard is not None
+        factor = self._mean.factor(core.window, is_judged=is_judged)
+        if factor is not None:
+            scale_gradients(parameters, factor)
+        return gradient_norms(parameters) if self._max_grad_norm is not None or is_judged else None
+
+    def _device(self) -> torch.device:
+        """Where the gradients of the optimizer's first parameter are."""
+        assert self._optimizer is not None, "a step has one"
+        device: torch.device = self._optimizer.param_groups[0]["params"][0].device
+        return device
 
     # Beside the steps.
 
@@ -278,7 +291,11 @@ class Run:
         self._core.event(kind, facts)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: run id, step, guard history. Put it into every checkpoint."""
+        """All that decides, as plain values: run id, step, guard history. Put it into every checkpoint.
+
+        Waits for the device where that decides, and may raise `GuardLockupError` then.
+        """
+        self._gate.drain()
         return {**self._core.state_dict(), "divisor": self._mean.divisor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -302,7 +319,11 @@ class Run:
         return self._core.folder
 
     def close(self) -> None:
-        """Writes what is pending and ends the run; a second call does nothing."""
+        """Writes what is pending and ends the run; a second call does nothing. Waits for the device.
+
+        Raises:
+            GuardLockupError: If the guard is set to raise on a lock-up, and the host hears of one only now.
+        """
         self._end("closed")
 
     def __enter__(self) -> Self:
@@ -319,8 +340,16 @@ class Run:
 
     def _end(self, reason: str) -> None:
         num_steps = self._core.step - 1
-        if self._core.close(reason=reason):
-            say("run", f"Trimtab recorded the run up to step {num_steps}: trimtab rewind {self.run_id}")
+        try:
+            if reason == "closed":  # after an error nobody waits for a device that may be its cause
+                self._gate.drain()
+        except GuardLockupError as error:
+            reason = type(error).__name__
+            raise
+        finally:
+            self._gate.remove()
+            if self._core.close(reason=reason) and self._core.is_first_rank:
+                say("run", f"Trimtab recorded the run up to step {num_steps}: trimtab rewind {self.run_id}")
 
     def _host_header(self) -> RunHeader:
         """What only the host knows of the run; an integration tells more."""

@@ -7,6 +7,7 @@ and the copy waits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class InFlight:
         # Otherwise the allocator could hand the memory to the next kernel while the copy still reads it.
         tensor.record_stream(stream)
 
+    def is_ready(self) -> bool:
+        """Whether the values have arrived: asking for them does not wait any more."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         """Waits for the copy and gives the values."""
         self._event.synchronize()
@@ -65,6 +70,40 @@ class InFlight:
         return bool(self.__array__().item())
 
 
+class HostNumber:
+    """One number of a copy that may still be in flight; asking for it waits.
+
+    What writes a log makes numbers of it as it does of a 0-d tensor, in a thread that may wait.
+    """
+
+    __slots__ = ("_copy", "_place")
+
+    def __init__(self, copy: torch.Tensor | InFlight, place: int) -> None:
+        """The entry at `place` of a copy of (k,) values."""
+        self._copy = copy
+        self._place = place
+
+    def is_ready(self) -> bool:
+        """Whether asking for it does not wait."""
+        return not isinstance(self._copy, InFlight) or self._copy.is_ready()
+
+    def __float__(self) -> float:
+        """Waits for the copy, as do the three below."""
+        return float(np.asarray(self._copy)[self._place])
+
+    def __int__(self) -> int:
+        """A count or a code that came as a float; NaN is none and raises."""
+        return int(float(self))
+
+    def __index__(self) -> int:
+        """A count or a code that came as a float."""
+        return int(self)
+
+    def __bool__(self) -> bool:
+        """Whether it is not 0."""
+        return float(self) != 0
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
     """Starts bringing a tensor to the host without waiting for a CUDA device.
 
@@ -80,3 +119,27 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
     if tensor.device.type == "cuda":
         return InFlight(tensor)
     return tensor.cpu()
+
+
+def to_host_together(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Starts bringing the 0-d tensors among some values to the host, by one copy a CUDA device; does not wait for one.
+
+    Args:
+        values: Numbers, and 0-d tensors not to be changed afterwards; anything else is handed through.
+
+    Returns:
+        The same names; of each tensor a `HostNumber`, by way of float64.
+    """
+    together: dict[torch.device, list[str]] = {}
+    brought = dict(values)
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.device.type == "cuda":
+            together.setdefault(value.device, []).append(name)
+        else:
+            brought[name] = HostNumber(value.detach().cpu().to(torch.float64).reshape(1), 0)
+    for names in together.values():
+        copy = to_host(torch.stack([values[name].detach().to(torch.float64) for name in names]))
+        brought.update((name, HostNumber(copy, place)) for place, name in enumerate(names))
+    return brought

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from trimtab.errors import UsageError
-from trimtab.run import WindowCounts
+from trimtab.guard.counts import WindowCounts
+from trimtab.torch.decision import Decision
 from trimtab.torch.losses import RowLosses
+from trimtab.torch.ranks import Ranks
 
 
 def _no_tokens() -> torch.Tensor:
@@ -30,7 +32,7 @@ class WindowTotals:
 
     Attributes:
         loss: Sum over kept micro-batches of what the window's loss is made of.
-        num_tokens: Supervised tokens, those of skipped micro-batches among them.
+        num_tokens: Supervised tokens of this rank, those of skipped micro-batches among them.
         num_kept_tokens: Supervised tokens that take part in the update.
     """
 
@@ -38,23 +40,34 @@ class WindowTotals:
     num_tokens: torch.Tensor = field(default_factory=_no_tokens)
     num_kept_tokens: torch.Tensor = field(default_factory=_no_tokens)
 
-    def add(self, loss: torch.Tensor, num_tokens: torch.Tensor) -> None:
-        """Adds a micro-batch that was kept; `loss` is detached here. A skipped one adds to `num_tokens` alone."""
-        self.loss = self.loss + loss.detach()
+    def add(self, loss: torch.Tensor, num_tokens: torch.Tensor, decision: Decision | None) -> None:
+        """Adds a micro-batch; `loss` is detached here. One that does not count adds to `num_tokens` alone."""
+        loss, num_kept_tokens = loss.detach(), num_tokens
+        if decision is not None:
+            loss, num_kept_tokens = decision.kept(loss), decision.by_verdict(num_tokens)
+        self.loss = self.loss + loss
         self.num_tokens = self.num_tokens + num_tokens
-        self.num_kept_tokens = self.num_kept_tokens + num_tokens
+        self.num_kept_tokens = self.num_kept_tokens + num_kept_tokens
 
 
-def removed_factor(counts: WindowCounts, *, by_token: bool) -> float:
-    """What takes skipped micro-batches out of a divisor that a host has used already.
+def removed_factor(counts: WindowCounts, *, by_token: bool) -> float | torch.Tensor:
+    """What takes skipped micro-batches out of a divisor that a host has used already; 0-d where a device decides.
 
     Args:
-        counts: The window; something in it was kept.
-        by_token: Whether the host divided by the tokens of the window, and not by its micro-batches.
+        counts: The window; where nothing in it was kept, the factor is 0.
+        by_token: Whether the host divided by the tokens of the window (of all ranks), and not by its micro-batches.
     """
+    whole, kept = counts.num_micros, counts.num_kept_micros
     if by_token:
-        return counts.num_tokens / counts.num_kept_tokens
-    return counts.num_micros / counts.num_kept_micros
+        whole, kept = counts.num_tokens, counts.num_kept_tokens
+    return _quotient(whole, kept)
+
+
+def _quotient(dividend: float | torch.Tensor, divisor: int | torch.Tensor) -> float | torch.Tensor:
+    """In float64 where numbers stand for a device's; 0 where there is nothing to divide by."""
+    if isinstance(divisor, torch.Tensor):
+        return torch.where(divisor > 0, dividend / divisor.clamp(min=1).to(torch.float64), 0.0)
+    return dividend / divisor if divisor else 0.0
 
 
 class WindowMean:
@@ -65,19 +78,23 @@ class WindowMean:
         divisor: What loss sums are divided by under "window"; any fixed number does, so the first micro-batch sets it.
     """
 
-    def __init__(self, *, normalize: Literal["micro", "window"], accumulation: int, removed: bool) -> None:
+    def __init__(
+        self, *, normalize: Literal["micro", "window"], accumulation: int, removed: bool, ranks: Ranks
+    ) -> None:
         """Begins with an empty window.
 
         Args:
             normalize: What counts alike: micro-batches, or tokens.
             accumulation: Micro-batches in a full window.
             removed: Whether skipped tokens leave the divisor.
+            ranks: The processes that share a window; their gradients are averaged.
         """
         self.totals = WindowTotals()
         self.divisor: float | None = None
         self._by_token = normalize == "window"
         self._accumulation = accumulation
         self._removed = removed
+        self._ranks = ranks
         self._announced_tokens: int | None = None
         self._aux_divisor = accumulation
 
@@ -87,9 +104,10 @@ class WindowMean:
         self._announced_tokens, self._aux_divisor = None, self._accumulation
 
     def announce(self, *, num_tokens: int, num_micros: int | None) -> None:
-        """Tells what the window will hold, before its first micro-batch."""
+        """Tells what the window will hold, before its first micro-batch; tokens of all ranks, micro-batches of one."""
         self._announced_tokens = num_tokens
-        self._aux_divisor = num_micros if num_micros is not None else self._accumulation
+        # Multiplied by the ranks together with the tokens' losses, and then averaged over them: a mean over ranks.
+        self._aux_divisor = (num_micros if num_micros is not None else self._accumulation) * self._ranks.world_size
 
     def check_aux(self, aux: object) -> None:
         """Refuses auxiliary terms that are no 0-d tensor, or that have no scale yet, with `UsageError`."""
@@ -104,46 +122,75 @@ class WindowMean:
                 "run.begin_window(num_tokens) before the first micro_batch of the window."
             )
 
-    def skip(self, micro_batch: RowLosses) -> None:
-        """Counts a micro-batch that takes no part in the update."""
-        self.totals.num_tokens = self.totals.num_tokens + micro_batch.num_tokens
+    def take(self, micro_batch: RowLosses, aux: torch.Tensor | None, decision: Decision | None) -> torch.Tensor:
+        """Counts a micro-batch.
 
-    def keep(self, micro_batch: RowLosses, aux: torch.Tensor | None) -> torch.Tensor:
-        """Counts a micro-batch that takes part; gives its loss for backward, 0-d."""
+        Among several ranks the first one of a run under "window" waits for all ranks: they settle on one divisor.
+
+        Args:
+            micro_batch: Its losses.
+            aux: 0-d, its further terms.
+            decision: Whether it takes part in the update; None: it does.
+
+        Returns:
+            Its loss for backward, 0-d.
+        """
         if self._by_token:
-            self.totals.add(micro_batch.loss_sum, micro_batch.num_tokens)
+            self.totals.add(micro_batch.loss_sum, micro_batch.num_tokens, decision)
             loss = micro_batch.loss_sum / self._token_divisor(micro_batch)
         else:
             mean = micro_batch.loss_sum / micro_batch.num_tokens.clamp(min=1)
-            self.totals.add(mean, micro_batch.num_tokens)
+            self.totals.add(mean, micro_batch.num_tokens, decision)
             loss = mean / self._accumulation
-        return loss if aux is None else loss + aux / self._aux_divisor
+        if aux is not None:
+            loss = loss + aux / self._aux_divisor
+        return loss if decision is None else decision.kept(loss)
 
-    def factor(self, counts: WindowCounts) -> float | torch.Tensor | None:
-        """What the window's gradients must be multiplied by; None for nothing at all, 0-d tensor under "window"."""
+    def factor(self, counts: WindowCounts, *, is_judged: bool) -> float | torch.Tensor | None:
+        """What the window's gradients must be multiplied by; None for nothing at all.
+
+        Under "window" without a guard, among several ranks, it sums the tokens of the window over them.
+
+        Args:
+            counts: The window.
+            is_judged: Whether there is a guard, so that the tokens of all ranks are in `counts`.
+
+        Returns:
+            A number, or 0-d on the device.
+        """
         if not self._by_token:
-            factor = self._accumulation / self._num_micros(counts)
-            return None if factor == 1.0 else factor
+            factor = _quotient(self._accumulation, self._num_micros(counts))
+            return None if isinstance(factor, float) and factor == 1.0 else factor
         divisor = self._announced_tokens if self._announced_tokens is not None else self.divisor
-        assert divisor is not None, "a micro-batch was kept, so the divisor is known"
-        tokens = self._tokens()
-        return torch.where(tokens > 0, divisor / tokens.clamp(min=1).to(torch.float64), 0.0)
+        assert divisor is not None, "the window holds a micro-batch, so the divisor is known"
+        if is_judged:
+            tokens = counts.num_kept_tokens if self._removed else counts.num_tokens
+        else:
+            own = self.totals.num_tokens
+            tokens = own if self._ranks.alone else self._ranks.summed(own.to(torch.float64).reshape(1))[0]
+        # DDP and FSDP2 average over ranks.
+        return _quotient(float(divisor * self._ranks.world_size), tokens)
 
     def reported_loss(self, counts: WindowCounts) -> torch.Tensor:
-        """The window's loss without what was skipped, 0-d; NaN if nothing was kept, for 0.0 would look perfect."""
-        divisor = self._tokens() if self._by_token else max(self._num_micros(counts), 1)
-        return torch.where(self.totals.num_kept_tokens > 0, self.totals.loss / divisor, math.nan)
+        """This rank's loss of the window without what was skipped, 0-d; NaN if nothing was kept: 0.0 looks perfect."""
+        totals = self.totals
+        divisor: Any = self._num_micros(counts)
+        if self._by_token:
+            divisor = totals.num_kept_tokens if self._removed else totals.num_tokens
+        return torch.where(totals.num_kept_tokens > 0, totals.loss / divisor, math.nan)
 
     def _token_divisor(self, micro_batch: RowLosses) -> float:
         if self._announced_tokens is not None:
             return float(self._announced_tokens)
         if self.divisor is None:
             # Near the tokens of a window without looking at the device: the loss stays near a mean.
-            self.divisor = float(micro_batch.num_entries * self._accumulation)
+            num_entries = float(micro_batch.num_entries)
+            if not self._ranks.alone:  # gradients are averaged over ranks, so all must have divided by the same
+                figures = torch.tensor([num_entries], dtype=torch.float64, device=micro_batch.loss_sum.device)
+                num_entries = self._ranks.summed(figures).item() / self._ranks.world_size
+            self.divisor = num_entries * self._accumulation
         return self.divisor
 
-    def _tokens(self) -> torch.Tensor:
-        return self.totals.num_kept_tokens if self._removed else self.totals.num_tokens
-
-    def _num_micros(self, counts: WindowCounts) -> int:
-        return counts.num_kept_micros if self._removed else counts.num_micros
+    def _num_micros(self, counts: WindowCounts) -> int | torch.Tensor:
+        num_micros: int | torch.Tensor = counts.num_kept_micros if self._removed else counts.num_micros
+        return num_micros

@@ -221,3 +221,76 @@ def test_a_log_without_rows_says_so_and_what_it_holds_of_the_step_asked_for(make
         rewind_log(log).notices
     )
     assert "step 1: loss 2, gradient norm 1.5" in rewind_log(log, step=1).notices
+
+
+# Several ranks.
+
+
+def of_ranks(**ends):
+    """Step records of one attempt: `r0=9` has rank 0 end at step 9."""
+    return [
+        {"rank": int(rank[1:]), "step": step, "loss": 1.0, "num_tokens": 10}
+        for rank, last in ends.items()
+        for step in range(1, last + 1)
+    ]
+
+
+def ends(*ranks, at=1.0):
+    return [Event("end", 0, at + rank, ranks=(rank,)) for rank in ranks]
+
+
+def test_of_ranks_that_end_at_one_step_nothing_is_said(make_log):
+    log = make_log(flat(9), steps=of_ranks(r0=9, r1=9))
+    assert notices_of(log, "rank") == []
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (8, "of rank 1 nothing is recorded after step 8: step 9 is judged by the rows of the other ranks"),
+        (4, "of rank 1 nothing is recorded after step 4: steps 5 to 9 are judged by the rows of the other ranks"),
+    ],
+)
+def test_steps_that_a_rank_is_missing_from_are_named(make_log, last, expected):
+    assert notices_of(make_log(flat(9), steps=of_ranks(r0=9, r1=last)), "rank") == [expected]
+
+
+def test_of_many_ranks_that_end_early_some_are_named(make_log):
+    log = make_log(flat(9), steps=of_ranks(r0=9, **{f"r{rank}": 5 for rank in range(1, 9)}))
+    said = notices_of(log, "rank")
+    assert len(said) == remarks.MAX_NAMED + 1
+    assert said[-1] == "of 3 ranks more the last steps are missing likewise"
+
+
+def test_a_rank_that_an_attempt_lost_altogether_is_named(make_log):
+    again = [{**record, "attempt": 2} for record in of_ranks(r0=9)]
+    log = make_log([*flat(9), (9, 5, 10.0, 10, {"attempt": 2})], steps=[*of_ranks(r0=9, r1=9), *again])
+    assert notices_of(log, "attempt 2 holds") == ["attempt 2 holds no step of rank 1, of which an earlier attempt does"]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (ends(0, 1), []),
+        ([Event("end", 0, 1.0, ranks=(0, 1))], []),
+        ([Event("end", 0, 1.0)], []),
+        (ends(0), ["rank 1 has not ended: it is still going on, or was killed after step 8"]),
+        (ends(1), ["rank 0 has not ended: it is still going on, or was killed after step 9"]),
+        ([], ["the run has not ended: it is still going on, or was killed after step 9"]),
+        # an end of an attempt before says nothing of this one
+        (
+            [*ends(0, 1), Event("resume", 0, 5.0, ranks=(0,)), *ends(0, at=6.0)],
+            ["rank 1 has not ended: it is still going on, or was killed after step 8"],
+        ),
+    ],
+)
+def test_a_run_has_ended_where_each_of_its_ranks_has(make_log, events, expected):
+    reading = read_runs(make_log(flat(9), steps=of_ranks(r0=9, r1=8)))[0]
+    assert remarks.on_end(reading, events=events) == expected
+
+
+def test_of_several_ranks_that_have_not_ended_the_numbers_are_said(make_log):
+    reading = read_runs(make_log(flat(9), steps=of_ranks(r0=9, r1=8, r2=9)))[0]
+    assert remarks.on_end(reading, events=ends(1)) == [
+        "ranks 0, 2 have not ended: they are still going on, or were killed"
+    ]

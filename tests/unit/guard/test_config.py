@@ -142,7 +142,43 @@ def test_a_guard_takes_the_same_settings_as_its_configuration(
     config = GuardConfig(**settings)  # type: ignore[arg-type]
 
     # then
-    assert set(settings) | {"multiplier"} == {field.name for field in dataclasses.fields(GuardConfig)}
+    assert set(settings) | {"multiplier", "decide"} == {field.name for field in dataclasses.fields(GuardConfig)}
     assert guard_class(**settings).config == config  # type: ignore[arg-type]
     assert guard_class.from_config(config).config is config
     assert guard_class(multiplier=3.0).config == GuardConfig(multiplier=3.0)
+
+
+@pytest.mark.parametrize("decide", ["gpu", "", None, True])
+def test_a_place_to_decide_at_that_is_none_is_refused(decide: object) -> None:
+    with pytest.raises(UsageError, match=r"decide=.* is none of the choices: use 'auto' or 'host' or 'device'"):
+        GuardConfig(multiplier=2.0, decide=decide)  # type: ignore[arg-type]
+
+
+def test_where_it_is_decided_is_no_part_of_a_state_so_that_it_moves_between_machines() -> None:
+    # given
+    states = []
+    for decide in ("auto", "host", "device"):
+        guard = LossGuard.from_config(GuardConfig(multiplier=2.0, decide=decide))  # type: ignore[arg-type]
+        for loss in (1.0, 1.1, 0.9, 5.0):
+            guard.check(loss)
+        states.append(guard.state_dict())
+
+    # then
+    assert states[0] == states[1] == states[2]
+    assert "decide" not in states[0]["settings"]
+    resumed = LossGuard.from_config(GuardConfig(multiplier=2.0, decide="device"))
+    resumed.load_state_dict(states[1])
+    assert resumed.check(5.0).reason == "spike"
+
+
+@pytest.mark.parametrize(
+    ("config", "num_skips"),
+    [
+        (GuardConfig(multiplier=2.0), 8),
+        (GuardConfig(rule="robust"), 20),
+        (GuardConfig(rule="robust", max_consecutive_skips=3), 3),
+        (GuardConfig(multiplier=2.0, max_consecutive_skips="never"), None),
+    ],
+)
+def test_a_configuration_says_how_many_skips_in_a_row_it_allows(config: GuardConfig, num_skips: int | None) -> None:
+    assert config.num_skips_allowed == num_skips

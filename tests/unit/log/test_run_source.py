@@ -152,6 +152,17 @@ def test_records_without_any_header_are_read_and_it_is_said(tmp_path: Path, make
     assert "nothing says which run this is" in log.notices()[-1]
 
 
+def test_a_journal_of_one_rank_alone_says_that_there_are_others(
+    tmp_path: Path, write_run: WriteRun, make_micro: MakeMicro
+) -> None:
+    folder = create_run(tmp_path, replace(HEADER, world_size=2))
+    journal = write_run(folder, make_micro(1, 6), rank=1)
+
+    assert open_log(journal).notices() == [
+        "rank-00001.journal is of one of 2 ranks: the rows of the others are not read"
+    ]
+
+
 def test_a_missing_rank_is_said(tmp_path: Path, write_run: WriteRun, make_micro: MakeMicro) -> None:
     folder = create_run(tmp_path, replace(HEADER, world_size=4))
     write_run(folder, make_micro(1, 5))

@@ -168,6 +168,16 @@ def test_the_lowest_rank_speaks_for_a_step_and_tokens_are_those_of_all_ranks() -
     assert lines.num_tokens.tolist() == [22]
 
 
+def test_a_step_took_as_long_as_its_slowest_rank() -> None:
+    ranks = records((1, 0, 1, 4.0, 10, 0), (1, 1, 1, 2.0, 5, 0), (1, 0, 2, 4.0, 10, 0), (1, 1, 2, 4.0, 10, 0))
+    ranks = ranks._replace(wall_s=np.array([0.5, 0.75, np.nan, np.nan]))
+
+    for rows_too in ([], [rows((1, 0, 1, 1.0, 1), (1, 1, 2, 1.0, 1))]):
+        wall_s = step_lines(step_sums(rows_too), ranks).wall_s.tolist()
+        assert wall_s[0] == 0.75
+        assert math.isnan(wall_s[1])
+
+
 def test_of_two_records_of_one_rank_the_later_one_counts_and_its_tokens_once() -> None:
     lines = step_lines(step_sums([]), records((1, 0, 1, 4.0, 10, 0), (1, 0, 1, 5.0, 11, 0)))
 

@@ -345,7 +345,12 @@ def window_gradient(tmp_path, token_counts, spikes, *, skipped_tokens="counted",
     )
     data = [torch.randn(1, n, 3, dtype=torch.float64) for n in token_counts]
     gradients = []
-    optimizer.register_step_pre_hook(lambda *_: gradients.append(model.weight.grad.clone()))
+
+    def look(*_):
+        if model.weight.grad is not None:  # a dropped step finds none
+            gradients.append(model.weight.grad.clone())
+
+    optimizer.register_step_pre_hook(look)
     for window in range(warm + 1):
         for i, x in enumerate(data):
             losses = model(x).squeeze(-1) ** 2 * 0.0 + model(x).squeeze(-1) + 10.0
@@ -812,12 +817,3 @@ def test_a_guard_that_is_off_is_said(tmp_path):
         Run(tmp_path, model=make_model(), guard=GuardConfig())
 
     assert warned[0].filename == __file__
-
-
-def test_running_statistics_are_named_when_a_guard_may_skip(tmp_path, caplog):
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-
-    with caplog.at_level(logging.WARNING, logger="trimtab"):
-        Run(tmp_path, model=model, guard=GuardConfig(rule="robust"))
-
-    assert "running statistics): 1." in caplog.text

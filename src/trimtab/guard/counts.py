@@ -1,0 +1,54 @@
+"""`WindowCounts`: what became of the micro-batches of one accumulation window.
+
+Enters: one verdict a micro-batch, with its tokens. Leaves: sums. They are numbers where the host decides, and 0-d
+arrays of any framework where a device does; nothing here looks at them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class WindowCounts:
+    """What is known about the accumulation window that is being filled.
+
+    Tokens are known only where there is a guard; without one they stay 0.
+
+    Attributes:
+        num_micros: Micro-batches on this rank, and so on every rank; always a number.
+        num_tokens: Supervised tokens, of all ranks.
+        num_skipped_micros: Micro-batches that the guard left out.
+        num_skipped_tokens: Their supervised tokens, of all ranks.
+        num_own_skipped_tokens: The same of this rank.
+    """
+
+    num_micros: int = 0
+    num_tokens: Any = 0
+    num_skipped_micros: Any = 0
+    num_skipped_tokens: Any = 0
+    num_own_skipped_tokens: Any = 0
+
+    def count(self, *, skipped: Any, num_tokens: Any, num_own_tokens: Any) -> None:
+        """Counts what became of a micro-batch; `num_micros` is counted by who records it.
+
+        Args:
+            skipped: 1 if it was left out, else 0; integer.
+            num_tokens: Its supervised tokens, of all ranks.
+            num_own_tokens: Those of this rank.
+        """
+        self.num_tokens = self.num_tokens + num_tokens
+        self.num_skipped_micros = self.num_skipped_micros + skipped
+        self.num_skipped_tokens = self.num_skipped_tokens + skipped * num_tokens
+        self.num_own_skipped_tokens = self.num_own_skipped_tokens + skipped * num_own_tokens
+
+    @property
+    def num_kept_micros(self) -> Any:
+        """Micro-batches that take part in the update."""
+        return self.num_micros - self.num_skipped_micros
+
+    @property
+    def num_kept_tokens(self) -> Any:
+        """Supervised tokens that take part in the update, of all ranks."""
+        return self.num_tokens - self.num_skipped_tokens

@@ -1,0 +1,83 @@
+"""What is said of a guard's decisions in a run, each kind a few times at most, and by one rank.
+
+Enters: what was decided, where, and on which rank this is. Leaves: lines. Nothing here decides or records.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trimtab.notices import say, warn, warn_once
+from trimtab.values import Verdict
+
+SKIPS_SAID: Final = 20
+"""Skips that a run says line by line: enough to see a pattern, few enough to leave the terminal readable."""
+
+
+class GuardWords:
+    """The words of one run, on one rank.
+
+    Args:
+        rank: Which; rank 0 tells what all ranks decided, another only what it was the cause of.
+    """
+
+    def __init__(self, *, rank: int) -> None:
+        self._rank = rank
+        self._num_skips_said = 0
+        self._said_no_tokens = False
+        self._said_nonfinite_norm = False
+
+    def says_skip(self, *, is_cause: bool) -> bool:
+        """Whether a line about the next skip belongs here.
+
+        Args:
+            is_cause: Whether the figures of this rank alone make it a skip.
+        """
+        return self._num_skips_said < SKIPS_SAID and (is_cause or self._rank == 0)
+
+    def skipped(self, verdict: Verdict, *, step: int, micro: int, row: int | None) -> None:
+        """Says that a micro-batch was left out, and which row leads it, where one does."""
+        self._num_skips_said += 1
+        rank = f"rank {self._rank}: " if self._rank else ""
+        compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
+        led = f"; row {row} leads it" if row is not None else ""
+        last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
+        say(
+            "guard",
+            f"{rank}Guard skipped micro-batch {micro} of step {step}: {verdict.reason}, "
+            f"loss {verdict.loss:.4g}{compared}{led}.{last}",
+        )
+
+    def no_tokens(self, step: int) -> None:
+        """Says that a step had no supervised token."""
+        if self._said_no_tokens or self._rank:
+            return
+        self._said_no_tokens = True
+        warn(
+            "run",
+            f"Step {step} had no supervised token at all and was not taken: look for rows whose labels are "
+            "all ignored (a prompt longer than the cut, a wrong template). Said once.",
+        )
+
+    def nonfinite_norm(self, step: int, *, norm: float, parameter: str | None) -> None:
+        """Says that a step was dropped for its gradient norm, and which parameter is the first with such a gradient."""
+        if self._said_nonfinite_norm or self._rank:
+            return
+        self._said_nonfinite_norm = True
+        warn(
+            "guard",
+            f"Step {step}: the gradient norm is {norm} though every kept loss is finite; first "
+            f"parameter with such a gradient: {parameter or 'none, only all together are too large'}. The step was "
+            "dropped. Look for an operation with an "
+            "infinite derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
+        )
+
+    def disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
+        """Says that a device decided otherwise than the host does by the same figures."""
+        warn_once(
+            "guard",
+            f"The device decided {decided} about micro-batch {micro} of step {step}, where the host says "
+            f"{verdict.reason} (loss {verdict.loss:.6g}): what the device decided is what happened. Please report this "
+            'with the log; GuardConfig(decide="host") decides on the host. Said once.',
+            cause="device and host disagree",
+        )

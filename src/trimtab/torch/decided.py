@@ -1,0 +1,83 @@
+"""What was decided on a device, held there until the host can hear of it: the newest 1,024 micro-batches, and counts.
+
+Enters: the figures of a micro-batch over all ranks, its verdict. Leaves: one tensor, to be copied when it suits, and
+from its values the micro-batches that the host has not heard of. Invariant: nothing that happens on the device needs a
+value on the host, and tensors are changed in place only, so that a compiled graph may hold them.
+
+Layout: a row is (place, loss sum, tokens, non-finite ranks, reason), float64; places count from 1, 0 is an empty row.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+SIZE: Final = 1_024
+"""Micro-batches that are held. Between two optimizer steps there are rarely more than a few."""
+
+_WIDTH: Final = 5
+
+
+class DecidedMicro(NamedTuple):
+    """One micro-batch as the device saw it; figures are sums over all ranks."""
+
+    place: int
+    loss_sum: float
+    num_tokens: int
+    num_nonfinite: int
+    reason: int
+
+
+class Decided:
+    """The decisions of one device.
+
+    Attributes:
+        counts: (3,) int64, only ever growing: micro-batches judged, those kept with tokens, those skipped.
+    """
+
+    def __init__(self, *, device: torch.device) -> None:
+        """Begins empty."""
+        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(SIZE, _WIDTH, dtype=torch.float64, device=device)
+        self._one = torch.ones((), dtype=torch.bool, device=device)
+
+    def add(self, figures: torch.Tensor, *, keep: torch.Tensor, reason: torch.Tensor) -> None:
+        """Takes in one micro-batch; never waits.
+
+        Args:
+            figures: (3,) float64, loss sum, tokens and non-finite ranks, over all ranks.
+            keep: 0-d bool.
+            reason: 0-d int64, index into `VERDICT_REASONS`.
+        """
+        self.counts.add_(torch.stack([self._one, keep & (figures[1] > 0), ~keep]))
+        place = self.counts[:1]
+        row = torch.cat([place.to(torch.float64), figures, reason.to(torch.float64).reshape(1)])
+        # By an index that is a tensor of one element: a 0-d one would be read by the host.
+        self._rows.index_copy_(0, place % SIZE, row.reshape(1, _WIDTH))
+
+    def newest(self) -> torch.Tensor:
+        """(SIZE * 5,) float64, a copy that later micro-batches do not change."""
+        return self._rows.flatten().clone()
+
+
+def unheard(values: list[float], *, heard: int) -> list[DecidedMicro]:
+    """The micro-batches after place `heard`, oldest first, out of the values of `Decided.newest`.
+
+    If the first of them is not the next one, those between were overwritten before the host could hear of them.
+    """
+    place = heard + 1
+    if values[_begin(place)] > place:
+        place = round(max(values[::_WIDTH])) - SIZE + 1
+    micros = []
+    while values[_begin(place)] == place:
+        _, loss_sum, num_tokens, num_nonfinite, reason = values[_begin(place) : _begin(place) + _WIDTH]
+        micros.append(DecidedMicro(place, loss_sum, int(num_tokens), int(num_nonfinite), int(reason)))
+        place += 1
+        if len(micros) == SIZE:
+            break
+    return micros
+
+
+def _begin(place: int) -> int:
+    return place % SIZE * _WIDTH

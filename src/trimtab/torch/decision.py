@@ -1,0 +1,43 @@
+"""`Decision`: what was decided about one micro-batch, by the host or on a device, and what follows for a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict that nobody need look at.
+
+    Attributes:
+        keep: The verdict, the same on every rank: whether the micro-batch takes part in the update. A bool where the
+            host decided, else a 0-d bool tensor on the device of the loss.
+        counts: Whether this rank's gradient counts, likewise: also not where the micro-batch is kept, but has no token
+            here and a loss that is not finite (0/0).
+        reason_code: Index into `trimtab.values.VERDICT_REASONS`; an int, or 0-d int64 on the device.
+    """
+
+    keep: bool | torch.Tensor
+    counts: bool | torch.Tensor
+    reason_code: int | torch.Tensor
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` where this rank's gradient counts, else zeros that hang on the same graph. Never waits.
+
+        Its backward is safe under the mask alone: zero times an infinite derivative is NaN until a hook masks it.
+        """
+        return _where(self.counts, values)
+
+    def by_verdict(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` where the micro-batch takes part in the update, else zeros. Never waits."""
+        return _where(self.keep, values)
+
+
+def _where(condition: bool | torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - a verdict
+    if isinstance(condition, bool):
+        if condition:
+            return values
+        condition = torch.zeros((), dtype=torch.bool, device=values.device)
+    return torch.where(condition.to(values.device, non_blocking=True), values, 0)

@@ -1,0 +1,166 @@
+"""What `test_tensor_guard_two_processes.py` runs on both ranks: `loss = guard(loss)`, and the same without a guard."""
+
+import contextlib
+import math
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from trimtab import LossGuard, PerTokenLossGuard
+
+ACCUMULATION = 3
+BAD_WINDOW, NUM_WINDOWS = 2, 4
+PLACES = {"first": {0}, "middle": {1}, "last": {2}, "all": {0, 1, 2}}
+OPTIMIZERS = {
+    "fused AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "foreach AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+    "SGD momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.1),
+}
+
+
+def make_model(host):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    if host.startswith("DDP"):
+        return DistributedDataParallel(model)
+    fully_shard(model[2])
+    return fully_shard(model)
+
+
+@contextlib.contextmanager
+def reduced_when_due(model, host, *, is_last):
+    """Gradients are reduced at the window's last micro-batch, or at each."""
+    if is_last or host.endswith("each"):
+        yield
+    elif host.startswith("DDP"):
+        with model.no_sync():
+            yield
+    else:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+
+def loss_of(model, window, micro, fault=None):
+    dice = torch.Generator().manual_seed(100 * window + 10 * micro + dist.get_rank())
+    x = torch.randn(16, 4, generator=dice)
+    if fault == "NaN activation":
+        x = torch.where(torch.arange(16)[:, None] == 3, math.nan, x)
+    y = model(x)
+    loss = ((y - 1) ** 2).mean()
+    if fault == "finite spike":
+        return loss * 100
+    if fault == "spike with inf derivative":
+        return loss * 100 + (y - y.detach()).abs().sum().sqrt()
+    return loss * math.nan if fault == "NaN loss" else loss
+
+
+def train(host, fault, place, optimizer_name, *, guarded):
+    model = make_model(host)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    guard = LossGuard(multiplier=4.0, model=model) if guarded else None
+    for window in range(NUM_WINDOWS):
+        bad = PLACES[place] if window == BAD_WINDOW and fault else set()
+        for micro in range(ACCUMULATION):
+            # The fault is one rank's, the skip everybody's.
+            hit = fault if micro in bad and dist.get_rank() == 1 and guarded else None
+            with reduced_when_due(model, host, is_last=micro == ACCUMULATION - 1):
+                loss = loss_of(model, window, micro, hit)
+                if guard is not None:
+                    loss = guard(loss)
+                elif micro in bad:
+                    loss = loss * 0
+                (loss / ACCUMULATION).backward()
+        if guarded or len(bad) < ACCUMULATION:
+            optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, guard
+
+
+def tensors_of(model, optimizer):
+    moments = [value for state in optimizer.state.values() for value in state.values() if value is not None]
+    tensors = [*model.state_dict().values(), *map(torch.as_tensor, moments)]
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def compare(host, fault, place, optimizer):
+    """Whether a guarded training is, bit for bit, the one in plain torch; and what the guard says of it."""
+    found = train(host, fault, place, optimizer, guarded=True)
+    expected = train(host, fault, place, optimizer, guarded=False)
+    state = found[2].state_dict()
+    pairs = list(zip(tensors_of(*found[:2]), tensors_of(*expected[:2]), strict=True))
+    return {
+        "equal": all(torch.equal(one, other) for one, other in pairs),
+        "num_judged": state["num_judged"],
+        "num_skipped": state["num_skipped"],
+        "window": state["rule"]["window"],
+    }
+
+
+def verdicts(losses):
+    """Verdicts on one loss a rank, alike on both if all is well, and how many collectives that took."""
+    parameter = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(parameter.weight)
+    guard = LossGuard(multiplier=2.0, model=parameter)
+    num_calls, all_reduce = 0, dist.all_reduce
+
+    def counted(*args, **kwargs):
+        nonlocal num_calls
+        num_calls += 1
+        return all_reduce(*args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        kept = []
+        for of_rank in losses:
+            parameter.zero_grad()
+            guard(parameter.weight.sum() + float(of_rank[dist.get_rank()])).backward()
+            kept.append(bool(parameter.weight.grad.any()))
+    finally:
+        dist.all_reduce = all_reduce
+    return kept, num_calls
+
+
+def compiled_verdicts(losses):
+    """The same inside one graph."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    parameter = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(parameter.weight)
+    guard = LossGuard(multiplier=2.0, model=parameter)
+    with warnings.catch_warnings(action="ignore"):  # what a compiler says of its own imports
+        compiled = torch.compile(lambda x: guard(parameter.weight.sum() + x.sum()), fullgraph=True, backend="aot_eager")
+        kept = []
+        for of_rank in losses:
+            parameter.zero_grad()
+            compiled(torch.tensor([float(of_rank[dist.get_rank()])])).backward()
+            kept.append(bool(parameter.weight.grad.any()))
+    return kept, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def token_verdicts(figures):
+    """The same for (loss sum, tokens) of each rank; a number is judged, the gradient is that of the weight."""
+    parameter = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(parameter.weight)
+    guard = PerTokenLossGuard(multiplier=2.0, model=parameter)
+    kept = []
+    for of_rank in figures:
+        loss_sum, num_tokens = of_rank[dist.get_rank()]
+        parameter.zero_grad()
+        guard(parameter.weight.sum() + float(loss_sum), num_tokens).backward()
+        kept.append(bool(parameter.weight.grad.any()))
+    return kept
+
+
+def words():
+    """What a rank says when everything is skipped."""
+    parameter = nn.Linear(1, 1, bias=False)
+    guard = LossGuard(multiplier=2.0, model=parameter)
+    for _ in range(10):
+        guard(parameter.weight.sum() * math.nan)
+    return guard.state_dict()["num_skipped"]

@@ -1,0 +1,87 @@
+"""`loss = guard(loss)` under DDP and FSDP2, two gloo processes: a fault of one rank is a skip of both."""
+
+from pathlib import Path
+
+import pytest
+
+HOSTS = ["DDP no_sync", "DDP sync each", "FSDP2 sync last", "FSDP2 sync each"]
+FAULTS = ["finite spike", "spike with inf derivative", "NaN activation", "NaN loss"]
+PLACES = {"first": 1, "middle": 1, "last": 1, "all": 3}
+OPTIMIZERS = ["fused AdamW", "foreach AdamW", "SGD momentum"]
+QUICK = [
+    ("DDP no_sync", "NaN activation", "last", "foreach AdamW"),
+    ("DDP sync each", "spike with inf derivative", "first", "SGD momentum"),
+    ("FSDP2 sync last", "NaN activation", "last", "fused AdamW"),
+    ("FSDP2 sync last", "NaN loss", "all", "foreach AdamW"),
+    ("FSDP2 sync each", "finite spike", "all", "fused AdamW"),
+]
+"""A sample: each host, fault, place and optimizer stands in it."""
+
+
+@pytest.fixture(scope="module")
+def pair(rank_pair):
+    return rank_pair(Path(__file__).with_name("tensor_guard_worker.py"))
+
+
+def check(pair, host, fault, place, optimizer):
+    first, second = pair.call("compare", host=host, fault=fault, place=place, optimizer=optimizer)
+    assert first == second
+    assert first["equal"]
+    assert (first["num_judged"], first["num_skipped"]) == (12, PLACES[place])
+
+
+@pytest.mark.parametrize(("host", "fault", "place", "optimizer"), QUICK)
+def test_a_fault_of_one_rank_leaves_no_bit_behind_on_either(pair, host, fault, place, optimizer):
+    check(pair, host, fault, place, optimizer)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("host", HOSTS)
+def test_no_fault_leaves_a_bit_behind_anywhere(pair, host, fault, place, optimizer):
+    check(pair, host, fault, place, optimizer)
+
+
+@pytest.mark.parametrize("host", ["DDP no_sync", "FSDP2 sync last"])
+@pytest.mark.parametrize("optimizer", ["fused AdamW", "SGD momentum"])
+def test_a_guard_that_finds_nothing_changes_no_bit(pair, host, optimizer):
+    first, second = pair.call("compare", host=host, fault=None, place="all", optimizer=optimizer)
+    assert first["equal"]
+    assert second["equal"]
+    assert first["num_skipped"] == second["num_skipped"] == 0
+
+
+# Of 1, 1, 1, 1.5 the mean is 1.125, and 2.5 is more than twice that.
+LOSSES = [(1, 1), (1, 1), (1, 1), (3, 0), (4, 1), (1, "nan"), ("inf", 1), (1, 1)]
+KEPT = [True, True, True, True, False, False, False, True]
+
+
+def test_both_ranks_decide_by_the_mean_of_their_losses_with_one_collective_a_call(pair):
+    assert pair.call("verdicts", losses=LOSSES) == [[KEPT, len(LOSSES)]] * 2
+
+
+@pytest.mark.long
+def test_a_graph_that_is_compiled_as_a_whole_holds_the_collective_too(pair):
+    assert pair.call("compiled_verdicts", losses=LOSSES) == [[KEPT, 1]] * 2
+
+
+def test_the_rank_with_more_tokens_weighs_more_and_one_without_is_no_fault(pair):
+    # Worked by hand: 1,020 of 1,000 tokens is 1.02 and kept, though rank 0 alone is at 3; NaN of no tokens is nothing.
+    one = [(100, 100), (100, 100)]
+    figures = [one, one, one, [(30, 10), (990, 990)], [("nan", 0), (10, 10)], [(30, 10), (10, 10)]]
+    # A rank's own gradient does not count where its loss is not finite and has no tokens.
+    assert pair.call("token_verdicts", figures=figures) == [
+        [True, True, True, True, False, True],
+        [True, True, True, True, True, True],
+    ]
+    figures[-1] = [(30, 10), (20, 10)]
+    assert [kept[-1] for kept in pair.call("token_verdicts", figures=figures)] == [False, False]
+
+
+def test_rank_0_alone_speaks(pair):
+    assert pair.call("words") == [10, 10]
+    first, second = pair.said()
+    assert "losses in a row were not finite" in first
+    assert "losses in a row" not in second
