@@ -1,6 +1,6 @@
 """What the matrix of skips is made of: a small net, its data, the faults, and each host that wraps the net.
 
-Used by the worker of `test_skip_matrix.py` in two processes; nothing here knows Trimtab.
+Used by the worker of `test_skip_matrix.py` and by its oracles; nothing here knows Trimtab.
 """
 
 import contextlib
@@ -39,11 +39,9 @@ class Batch(NamedTuple):
 class Block(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm, self.inner, self.outer = (
-            nn.LayerNorm(6, dtype=dtype),
-            nn.Linear(6, 6, dtype=dtype),
-            nn.Linear(6, 6, dtype=dtype),
-        )
+        self.norm = nn.LayerNorm(6, dtype=dtype)
+        self.inner = nn.Linear(6, 6, dtype=dtype)
+        self.outer = nn.Linear(6, 6, dtype=dtype)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         return h + self.outer(torch.tanh(self.inner(self.norm(h))))

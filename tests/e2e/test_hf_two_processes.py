@@ -124,11 +124,13 @@ def test_a_micro_batch_that_is_bad_on_one_rank_is_left_out_on_both(train, differ
     bad = late_document(plan, rank=rank, micro=micro)
     places = places_of(plan, [bad])
     faults = {fault: [bad]}
-    train("oracle", faults=faults, oracle_at=places, **TWICE)
+    oracle = train("oracle", faults=faults, oracle_at=places, **TWICE)
     # when
     trained = train("guarded", faults=faults, attach=dict(guard=GUARD | dict(decide=decide)), **TWICE)
     # then
     assert difference("guarded", "oracle") == 0.0
+    # and the trainer logs a loss and a norm without it
+    assert [rank["logged"] for rank in trained] == [rank["logged"] for rank in oracle]
     # and both ranks' rows are in one log, which says what was left out
     rows, left_out = recorded(trained[0]["folder"])
     assert rows == [rank["seen"] for rank in plan]

@@ -45,8 +45,8 @@ def pair(rank_pair: Callable[[Path], Any]) -> Any:
     return rank_pair(WORKER)
 
 
-def num_cases(host: str, *, faults: int = len(FAULTS), places: int = len(PLACES)) -> int:
-    return faults * places * (1 if host == "plain" else 2) * len(DECIDERS)
+def num_cases(host: str, *, places: int = len(PLACES)) -> int:
+    return len(FAULTS) * places * (1 if host == "plain" else 2) * len(DECIDERS)
 
 
 @pytest.mark.long

@@ -90,12 +90,13 @@ def test_a_bad_document_on_one_rank_is_left_out_on_both_and_named(train, differe
     )
     places = places_of(plan, bad)
     faults = dict(costly=[bad])
-    train("oracle", faults=faults, oracle_at=sorted(places), **SETTINGS[how])
+    oracle = train("oracle", faults=faults, oracle_at=sorted(places), **SETTINGS[how])
     # when
     guard = GUARD | dict(decide=decide)
     trained = train("guarded", faults=faults, attach=dict(guard=guard), **SETTINGS[how])
     # then
     assert difference("guarded", "oracle") == 0.0
+    assert [rank["logged"] for rank in trained] == [rank["logged"] for rank in oracle]
     # and the log holds the documents of both ranks, also where they share a sequence, and what was left out
     told, left_out = recorded(trained[0]["folder"])
     assert told == [rank["seen"] for rank in plan]

@@ -185,15 +185,15 @@ class TrainerWindow:
         Waits for the device where the host decides.
         """
         gate = self._gate
-        core, parameters = gate.core, gate.parameters()
         if gate.drop_reason() is not None:  # its zeros stay until the end: a scaler wants to have seen something
             self._reason = gate.judge_step(None)
             return
         gate.close_window()
         norms = None
-        if core.guard is not None:
+        if gate.core.guard is not None:
+            parameters = gate.parameters()
             if self._removes:
-                factor = removed_factor(core.window, by_token=self._per_token)
+                factor = removed_factor(gate.core.window, by_token=self._per_token)
                 scale_gradients(parameters, factor)
                 self._totals.loss = self._totals.loss * factor
             if self._trainer.accelerator.scaler is None:  # a scaler looks for itself, and halves its scale

@@ -15,7 +15,7 @@ class Decision:
         keep: The verdict, the same on every rank: whether the micro-batch takes part in the update. A bool where the
             host decided, else a 0-d bool tensor on the device of the loss.
         counts: Whether this rank's gradient counts, likewise: also not where the micro-batch is kept, but has no token
-            here and a loss that is not finite (0/0).
+            here, and no further term that is finite (its loss is 0/0, or the gradient of ignored rows NaN).
         reason_code: Index into `trimtab.values.VERDICT_REASONS`; an int, or 0-d int64 on the device.
     """
 

@@ -130,6 +130,8 @@ class Gate:
         decision, reason, keep = judge.judge(micro_batch, extra=extra, beyond=beyond, leading_row=leader)
         mask.hook()
         mask.set(decision.counts)
+        if decision.keep is True:
+            mask.lift()  # what is kept without a token leaves its zeros, as it does without a guard
         statistics.keep_or_restore(decision.keep)
         self.core.record_micro_batch(rows, sums, tokens, reason=reason, keep=keep, packed=micro_batch.packed)
         return decision

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import trimtab
 from trimtab import GuardConfig, Run
 from trimtab.errors import GuardLockupError
+from trimtab.torch.outcome import StepOutcome
+from trimtab.torch.transfer import HostNumber, InFlight
 
 ACCUMULATION = 3
 
@@ -379,12 +381,12 @@ def test_a_lockup_that_rebaselines_is_the_same_on_device_and_host(tmp_path):
 
 @pytest.mark.parametrize(("first", "second"), [("device", "host"), ("host", "device"), ("device", "device")])
 def test_a_state_goes_from_one_decider_to_the_other_and_decides_as_the_uninterrupted_run(tmp_path, first, second):
-    faults = {7: "spike", 8: "nan", 16: "spike", 22: "spike"}
+    faults = {7: "spike", 8: "nan", 9: "spike", 16: "spike", 22: "spike"}  # the tenth is the first after the change
     whole, _, _, whole_state = guarded_loop(tmp_path / "whole", 24, faults=faults, decide="host")
 
     model = make_model()
     parts = (model, make_optimizer(model, "fused"))
-    _, _, _, state = guarded_loop(tmp_path / "parts", 9, faults=faults, decide=first, parts=parts)
+    _, _, first_run, state = guarded_loop(tmp_path / "parts", 9, faults=faults, decide=first, parts=parts)
     state = json.loads(json.dumps(state))
     ours, _, _, state = guarded_loop(
         tmp_path / "parts", 15, faults=faults, decide=second, parts=parts, state=state, first=9
@@ -392,6 +394,78 @@ def test_a_state_goes_from_one_decider_to_the_other_and_decides_as_the_uninterru
 
     assert_bit_equal(ours, whole)
     assert state["guard"] == whole_state["guard"]
+    assert not [event for event in trimtab.open_log(first_run.folder).event_list() if event.kind == "guard_disagrees"]
+
+
+class Slow:
+    """Stands in for the event of a copy that comes only when it is waited for: here nothing is ever late by itself."""
+
+    def __init__(self):
+        self.has_come = False
+
+    def query(self):
+        return self.has_come
+
+    def synchronize(self):
+        self.has_come = True
+
+
+def in_flight(tensor):
+    copy = object.__new__(InFlight)
+    copy._host, copy._event = tensor.clone(), Slow()
+    copy.shape, copy.nbytes = tensor.shape, tensor.nbytes
+    return copy
+
+
+def test_a_state_holds_what_was_still_on_its_way_and_only_taking_it_waits(monkeypatch, caplog):
+    # given figures that never come by themselves
+    faults = {7: "spike", 8: "nan"}
+    monkeypatch.setattr("trimtab.torch.judge.to_host", in_flight)
+    model = make_model()
+    guard = GuardConfig(multiplier=3.0, decide="device")
+    run = Run(None, model=model, optimizer=make_optimizer(model, "fused"), guard=guard, record=False, max_grad_norm=1.0)
+
+    # when
+    with caplog.at_level(logging.INFO, logger="trimtab"):
+        for i in range(9):
+            run.micro_batch(sample_losses(model, i, faults.get(i)), per="sample", rows=[0, 1]).backward()
+            run.step()
+        assert "Guard skipped" not in caplog.text
+        state = run.state_dict()
+
+    # then
+    assert caplog.text.count("Guard skipped") == 2
+    assert (state["guard"]["num_judged"], state["guard"]["num_skipped"]) == (9, 2)
+    run.close()
+
+
+@pytest.mark.parametrize("decide", ["host", "device"])
+@pytest.mark.parametrize(("skipped_tokens", "divisor"), [("counted", 3), ("removed", 2)])
+def test_the_reported_loss_leaves_out_what_was_skipped(decide, skipped_tokens, divisor):
+    # given weights that stand still
+    model = make_model()
+    guard = GuardConfig(multiplier=3.0, decide=decide, skipped_tokens=skipped_tokens)
+    run = Run(
+        None,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        accumulation=3,
+        guard=guard,
+        record=False,
+    )
+    returned = []
+    for i in range(6):
+        loss = run.micro_batch(sample_losses(model, i, "nan" if i == 4 else None), per="sample", rows=[0, 1])
+        loss.backward()
+        returned.append(loss.item())
+        if run.window_complete:
+            outcome = run.step()
+    run.close()
+
+    expected = (sample_losses(model, 3).mean() + sample_losses(model, 5).mean()).item() / divisor
+    assert outcome.loss == pytest.approx(expected, rel=1e-12)
+    assert returned[4] == 0.0
+    assert (outcome.num_tokens, outcome.num_skipped_tokens) == (6, 2)
 
 
 def test_a_step_that_goes_back_clears_the_history_on_device_and_host(tmp_path):
@@ -414,7 +488,7 @@ def test_a_step_that_goes_back_clears_the_history_on_device_and_host(tmp_path):
     assert "spike" not in verdicts[0]
 
 
-def test_a_device_that_decides_otherwise_than_the_host_is_said_once_and_recorded(tmp_path, caplog, monkeypatch):
+def test_a_device_that_decides_otherwise_than_the_host_is_said_once_and_recorded(tmp_path, caplog):
     # given a host guard whose history is another one
     model = make_model()
     run = Run(
@@ -482,6 +556,25 @@ def test_running_statistics_never_saw_a_skipped_batch(decide):
         assert torch.equal(model.state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("decide", ["host", "device"])
+def test_a_kept_micro_batch_without_tokens_leaves_what_it_leaves_without_a_guard(decide):
+    # given two experts, the second of which is reached by ignored labels alone, and weight decay
+    def train(guard):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)]).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        with Run(None, model=model, optimizer=optimizer, accumulation=2, guard=guard, record=False) as run:
+            for expert in model:
+                losses = expert(torch.ones(1, 1).double()).flatten() ** 2
+                mask = torch.tensor([expert is model[0]])
+                run.micro_batch(losses, per="sample", rows=[0], mask=mask).backward()
+            assert run.step().reason == "stepped"
+        return snapshot(model, optimizer)
+
+    # then
+    assert_bit_equal(train(GuardConfig(rule="robust", decide=decide)), train(None))
+
+
 def test_a_foreign_backward_after_the_step_is_not_masked(tmp_path):
     model = make_model()
     guard = GuardConfig(multiplier=3.0, decide="device")
@@ -496,16 +589,7 @@ def test_a_foreign_backward_after_the_step_is_not_masked(tmp_path):
 
 
 def test_an_outcome_that_has_not_arrived_says_so_and_its_repr_does_not_wait():
-    from trimtab.torch.outcome import StepOutcome
-    from trimtab.torch.transfer import HostNumber, InFlight
-
-    class Never:
-        def query(self):
-            return False
-
-    copy = object.__new__(InFlight)
-    copy._event = Never()
-    facts = {"reason": HostNumber(copy, 0), "num_skipped_micros": 0}
+    facts = {"reason": HostNumber(in_flight(torch.ones(1)), 0), "num_skipped_micros": 0}
 
     assert repr(StepOutcome(facts)) == "StepOutcome(pending)"
     assert repr(StepOutcome({"reason": 1, "num_skipped_micros": 2})) == (
