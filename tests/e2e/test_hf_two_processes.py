@@ -7,6 +7,7 @@ micro-batch: at its place it computes the loss of a harmless one, and multiplies
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import trimtab
@@ -231,9 +232,14 @@ def test_each_rank_records_the_rows_that_it_trained_on(train, difference, settin
     assert difference("recorded", "plain") == 0.0
     assert recorded(trained[0]["folder"])[0] == [rank["seen"] for rank in trained]
     # and the losses of both ranks' rows are what the trainer has logged of all
-    losses = trimtab.open_log(trained[0]["folder"]).steps().numpy()["loss"]
-    assert losses.tolist() == pytest.approx([entry["loss"] for entry in trained[0]["logged"]], rel=1e-6)
-    assert not [notice for notice in trimtab.rewind(trained[0]["folder"]).notices if "reported" in notice]
+    log = trimtab.open_log(trained[0]["folder"])
+    logged = pytest.approx([entry["loss"] for entry in trained[0]["logged"]], rel=1e-6)
+    assert log.steps().numpy()["loss"].tolist() == logged
+    # as are the losses of the steps that each rank has recorded, weighed by its tokens
+    told = log.step_columns()
+    by_step = [told.step == step for step in sorted(set(told.step.tolist()))]
+    assert [np.average(told.loss[own], weights=told.num_tokens[own]) for own in by_step] == logged
+    assert [int(own.sum()) for own in by_step] == [2] * len(by_step)
 
 
 def test_what_concerns_all_ranks_is_said_once(train):
