@@ -5,8 +5,9 @@ log. The run folder is made when the first of them arrives, so that a state whic
 run that is to be continued. Invariant: nothing that goes wrong while recording is raised; it turns recording off, and
 one line says so.
 
-Among several ranks rank 0 makes the folder, as it would alone, and tells the others which run and attempt it is; each
-rank appends to a journal of its own. They need not begin together, and none waits for another: until it has heard, a
+Among several ranks rank 0 makes the folder, as it would alone, and with its first micro-batch or step tells the others
+where it is; each rank appends to a journal of its own. A run in which nothing is trained is that of rank 0 alone: so
+what it measures before the others begin is not taken for theirs. They need not begin together, and none waits for another: until it has heard, a
 rank keeps what it observes in memory (`trimtab.recorder.backlog` says how much), and only its `close` waits, for
 seconds. A rank that is lost costs the log its own rows from then on.
 
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from trimtab import __version__
 from trimtab.errors import UsageError
@@ -33,6 +34,7 @@ from trimtab.log.folder import (
     check_run_id,
     continue_run,
     create_run,
+    has_header,
     is_run_folder,
     join_run,
     new_run_id,
@@ -52,8 +54,25 @@ for in full is only one that never begins. On a machine with eight times its loa
 _LOOK_INTERVAL_S: Final = 0.05
 
 
+class Word(NamedTuple):
+    """What rank 0 tells.
+
+    Attributes:
+        run_id: The run.
+        attempt: Which attempt of it.
+        folder: The run folder on rank 0, absolute.
+    """
+
+    run_id: str
+    attempt: int
+    folder: str
+
+
 class Meeting(Protocol):
     """How the ranks above 0 learn from rank 0 where one run is recorded. No method waits for another rank, or raises.
+
+    It begins with the first call of `tell` or `heard`, and by these the runs of a process are counted: a rank calls one
+    of them in each run in which it trains, and in no other.
 
     Attributes:
         rank: This process's place among the ranks.
@@ -63,15 +82,23 @@ class Meeting(Protocol):
     rank: int
     world_size: int
 
-    def tell(self, run_id: str, attempt: int) -> None:
-        """Says to all ranks which run and attempt it is; `NOT_RECORDED`: that there is none. Rank 0 calls it once."""
+    def tell(self, word: Word) -> None:
+        """Says to all ranks where the run is; `NOT_RECORDED`: that it is nowhere. Rank 0 calls it once."""
 
-    def heard(self) -> tuple[str, int] | None:
-        """What rank 0 said; None if it has not said anything yet."""
+    def tell_end(self) -> None:
+        """Says that the run has ended: whoever trains for the first time from now on trains in another one."""
+
+    def heard(self, *, at_end: bool = False) -> Word | None:
+        """What rank 0 said; None if it has not said anything yet.
+
+        Args:
+            at_end: Whether this rank is at its end: then a run that had ended before is taken for its own, if rank 0
+                has begun none since.
+        """
 
 
-NOT_RECORDED: Final = ("", 0)
-"""What rank 0 tells, run id and attempt, if it does not record: then no rank does."""
+NOT_RECORDED: Final = Word("", 0, "")
+"""What rank 0 tells if it does not record: then no rank does."""
 
 
 class Recording:
@@ -128,8 +155,7 @@ class Recording:
         self._rank = meeting.rank if meeting is not None else 0
         self._patience_s = patience_s
         self._unwritten = Backlog(_CAPACITY_MICROS, ring_at=_CAPACITY_MICROS)
-        if not record and meeting is not None and self._rank == 0:
-            meeting.tell(*NOT_RECORDED)
+        self._trains = False
 
     @property
     def run_id(self) -> str | None:
@@ -165,14 +191,16 @@ class Recording:
             item: What is recorded.
             step: The step (1-based) in which the run is: one that is continued says that it goes on there.
         """
-        if not self.is_on:
-            return
-        if self._rank > 0:
-            self.has_begun = True
-            if self._recorder is None:
+        if self.is_on:
+            if not self.has_begun:
+                self.has_begun = True
+                if self._rank == 0:
+                    self._start(step)
+            elif self._rank and self._trains and self._recorder is None:
                 self._listen()
-        elif not self.has_begun:
-            self._begin(step)
+        if not self._trains and isinstance(item, MicroBatch | StepRow):
+            self._trains = True
+            self._meet()
         if self._recorder is not None:
             self._recorder.put(item)
         elif self.is_on:
@@ -217,21 +245,27 @@ class Recording:
         self.event("end", {"reason": reason}, step=step)
         recorder, self._recorder, self.is_on = self._recorder, None, False
         recorder.close()
+        if self._meeting is not None and self._rank == 0 and self._trains:
+            self._meeting.tell_end()
         return recorder.off_reason is None
 
-    def _begin(self, step: int) -> None:
-        """Makes the run folder, or continues it, and tells the other ranks of it."""
-        self.has_begun = True
-        self._start(step)
+    def _meet(self) -> None:
+        """Takes part in the meeting of the ranks, from the first micro-batch or step on."""
         if self._meeting is None:
             return
-        if self._recorder is not None and self.run_id is not None:
+        if self._rank:
+            if self.is_on:
+                self._listen()
+            else:
+                self._meeting.heard()  # it is one of the runs by which they are counted
+        elif self._recorder is not None:
             assert self._folder is not None, "a recorder has a folder"
-            self._meeting.tell(self.run_id, self._folder.attempt)
+            self._meeting.tell(Word(str(self.run_id), self._folder.attempt, str(self._folder.path)))
         else:
-            self._meeting.tell(*NOT_RECORDED)
+            self._meeting.tell(NOT_RECORDED)
 
     def _start(self, step: int) -> None:
+        """Makes the run folder, or continues it."""
         assert self._out is not None, "checked when the recording was made"
         now = self._clock()
         try:
@@ -265,19 +299,19 @@ class Recording:
             self._header, run_id=run_id, created=created, out=str(self._out.absolute()), trimtab_version=__version__
         )
 
-    def _listen(self) -> None:
+    def _listen(self, *, at_end: bool = False) -> None:
         """On a rank above 0: begins to write as soon as rank 0 has said where. Never waits or raises."""
         assert self._meeting is not None, "it is a rank above 0"
-        heard = self._meeting.heard()
+        heard = self._meeting.heard(at_end=at_end)
         if heard is None:
             return
         if heard == NOT_RECORDED:
             self._turn_off("rank 0 does not record this run")
             return
-        run_id, attempt = heard
         try:
             assert self._out is not None, "checked when the recording was made"
-            self._folder = join_run(self._out, self._complete(run_id, created=self._clock()), attempt=attempt)
+            header = self._complete(heard.run_id, created=self._clock())
+            self._folder = join_run(self._out, header, attempt=heard.attempt, folder=heard.folder)
             recorder = Recorder(self._folder, rank=self._rank)
         except Exception as error:  # noqa: BLE001 - as in `_start`
             self._turn_off(reason_of(error))
@@ -288,17 +322,28 @@ class Recording:
             return
         recorder.take_over(self._unwritten)
         self._recorder = recorder
+        if not has_header(self._folder.path):
+            say(
+                "run",
+                f"Trimtab records rank {self._rank} of run {heard.run_id} in {self._folder.path}: the folder of rank "
+                f"0, {heard.folder}, is not to be found from here. Copy what is in both into one, and trimtab rewind "
+                "reads them as one run.",
+            )
 
     def _wait_for_word(self) -> None:
+        if not self._trains:
+            if len(self._unwritten):
+                self._turn_off("nothing was trained in this run, so rank 0 alone records it")
+            return
         deadline = time.monotonic() + self._patience_s
-        self._listen()
+        self._listen(at_end=True)
         while self._has_no_word and time.monotonic() < deadline:
             time.sleep(_LOOK_INTERVAL_S)
-            self._listen()
+            self._listen(at_end=True)
         if self._has_no_word:
             self._turn_off(
                 f"rank 0 has not said within {self._patience_s:g} s of the end where this run is recorded: it has not "
-                "begun it, or was given another out"
+                "begun it, or was given another out, guard or accumulation"
             )
 
     @property

@@ -5,7 +5,7 @@ these verbs, in this order:
 
     judge -> record_micro_batch      once a micro-batch; where a device decides, judge_late comes when it was heard of
     record_row_ids                   once a row, or as often as it comes
-    drop_reason -> end_step          once an optimizer step
+    end_step                         once an optimizer step
     evaluation, event                whenever
     close                            at the end
 
@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
@@ -32,8 +32,7 @@ from trimtab.recording import Meeting, Recording
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.values import (
-    STEP_REASONS,
-    VERDICT_REASONS,
+    STEP_CODE,
     MicroBatch,
     RowIds,
     RunHeader,
@@ -43,8 +42,6 @@ from trimtab.values import (
 )
 
 STATE_VERSION = 1
-REASON_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
-STEP_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(STEP_REASONS)}
 
 
 def switched_off() -> bool:
@@ -186,7 +183,6 @@ class RunCore:
         loss_sums: Any,
         num_tokens: Any,
         *,
-        verdict: Verdict | None = None,
         reason: Any = 0,
         keep: Any = True,
         packed: bool = False,
@@ -200,33 +196,17 @@ class RunCore:
             rows: As there.
             loss_sums: As there.
             num_tokens: As there.
-            verdict: The guard's; None: `reason` and `keep` say it, which may be numbers still on their way to the host.
-            reason: Index into `VERDICT_REASONS`.
+            reason: Index into `VERDICT_REASONS`; it and `keep` may be numbers still on their way to the host.
             keep: Whether it takes part in the update.
             packed: As there.
         """
-        micro = self.window.num_micros
-        self.window.num_micros += 1
-        if verdict is not None:
-            reason, keep = REASON_CODE[verdict.reason], verdict.keep
+        micro = self.window.next_micro()
         item = MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed)
         self._recording.put(item, step=self.step)
 
     def record_row_ids(self, ids: RowIds) -> None:
         """Hands what rows are beside their number to the recorder; once a row is enough. Never raises or waits."""
         self._recording.put(ids, step=self.step)
-
-    def drop_reason(self) -> StepReason | None:
-        """Why the window that is complete must not be stepped; None if it may. Always None without a guard.
-
-        For a host that decides itself: what a device counted must not be looked at here.
-        """
-        if self.guard is None or self.window.num_kept_tokens > 0:
-            return None
-        if self.window.num_skipped_micros:
-            return "all_skipped"
-        self.words.no_tokens(self.step)
-        return "no_tokens"
 
     def tell_nonfinite_norm(self, step: int, *, norm: float, parameter: str | None) -> None:
         """Records that a step was dropped for its gradient norm, and says so, once.
@@ -243,7 +223,12 @@ class RunCore:
         """Records that a device decided otherwise than the host by the same figures, and says so, once."""
         facts = {"micro": micro, "decided": decided, "host": verdict.reason, "loss": verdict.loss}
         self.event("guard_disagrees", facts, step=step)
-        self.words.disagreement(verdict, decided=decided, step=step, micro=micro)
+        self.words.disagreement(
+            verdict,
+            decided=decided,
+            where=f"micro-batch {micro} of step {step}",
+            instead='GuardConfig(decide="host")',
+        )
 
     def begin_step(self, step: int) -> None:
         """Tells which optimizer step (1-based) comes now; for hosts that keep their own count."""
@@ -303,10 +288,6 @@ class RunCore:
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records the result of an evaluation; it never mixes with the training loss."""
         self.event("evaluation", {"loss": loss, **metrics}, step=step)
-
-    def flush(self, *, timeout_s: float = 30.0) -> bool:
-        """Waits until everything handed over is on disk; False if it took longer than `timeout_s`."""
-        return self._recording.flush(timeout_s=timeout_s)
 
     def close(self, *, reason: str = "closed") -> bool:
         """Ends the run: writes what is pending. A second call does nothing.

@@ -21,8 +21,12 @@ StepReason = Literal["stepped", "all_skipped", "no_tokens", "nonfinite_norm", "s
 VERDICT_REASONS: Final[tuple[VerdictReason, ...]] = get_args(VerdictReason)
 """Why a guard decided as it did, in the order in which it asks. The log stores the index into this tuple."""
 
+REASON_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(VERDICT_REASONS)}
+
 STEP_REASONS: Final[tuple[StepReason, ...]] = get_args(StepReason)
 """What became of an optimizer step. The log stores the index into this tuple."""
+
+STEP_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(STEP_REASONS)}
 
 GRADIENTLESS: Final[tuple[StepReason, ...]] = ("all_skipped", "no_tokens")
 """Reasons of steps in which no gradient counted: a norm that a device has measured all the same says nothing."""

@@ -174,6 +174,7 @@ def late(what: str) -> bool:
         frozen = model.blocks[0].inner[0].bias
         return first and all_zero(model, mask) and frozen.grad is not None
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    mask.open()
     model.load_state_dict(state, assign=what == "assigned")
     return first and all_zero(model, mask)
 

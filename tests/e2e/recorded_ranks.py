@@ -128,7 +128,7 @@ def main() -> None:
             run._core.begin_step(step)
             one_step(run, model, step, planted=None)
             if step == int(die_after):
-                run._core.flush()
+                run._core._recording.flush(timeout_s=30)
                 dist.barrier()
                 if rank == "1":
                     os.kill(os.getpid(), signal.SIGKILL)

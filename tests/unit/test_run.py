@@ -16,7 +16,7 @@ from trimtab.guard import GuardConfig
 from trimtab.guard.figures import MicroFigures
 from trimtab.log.reader import Log, open_log
 from trimtab.run import RunCore, switched_off
-from trimtab.values import VERDICT_REASONS, RowIds, RunHeader
+from trimtab.values import REASON_CODE, VERDICT_REASONS, RowIds, RunHeader
 
 HEADER = RunHeader(run_id=None, backend="torch")
 
@@ -32,7 +32,6 @@ def train(core: RunCore, *, num_steps: int = 2) -> None:
         core.record_micro_batch(np.array([5]), np.array([1.0]), np.array([1]))
         core.end_step(loss=1.0, num_tokens=1)
     core.event("note", {"text": "x"})
-    core.flush()
     core.close()
 
 
@@ -241,7 +240,6 @@ def test_what_comes_after_close_is_not_recorded_and_fails_nothing(tmp_path: Path
     micro_batch(core, 51)
     core.end_step(loss=2.0, num_tokens=4)
     core.event("note", {})
-    assert core.flush()
     core.close(reason="again")
 
     # then
@@ -255,7 +253,6 @@ def test_what_comes_after_close_is_not_recorded_and_fails_nothing(tmp_path: Path
 def test_a_run_that_recorded_nothing_closes_without_a_trace(tmp_path: Path) -> None:
     core = RunCore(HEADER, out=tmp_path)
 
-    assert core.flush()
     core.close()
 
     assert (core.folder, list(tmp_path.iterdir())) == (None, [])
@@ -304,9 +301,10 @@ def test_a_verdict_is_recorded_with_its_micro_batch_and_counted_in_its_step(tmp_
     kept = []
     for loss_sum, aux in ((4.0, 0.0), (4.0, 0.0), (4.0, 0.0), (40.0, 0.0), (4.0, math.inf)):
         verdict = core.judge(MicroFigures(loss_sum, 4, aux=aux))
-        core.record_micro_batch(np.array([7]), np.array([loss_sum]), np.array([4]), verdict=verdict)
+        reason = REASON_CODE[verdict.reason]
+        core.record_micro_batch(np.array([7]), np.array([loss_sum]), np.array([4]), reason=reason, keep=verdict.keep)
         kept.append(verdict.keep)
-    assert core.drop_reason() is None
+    assert core.window.may_step
 
     # when
     core.end_step(loss=1.0, num_tokens=20)
@@ -320,22 +318,6 @@ def test_a_verdict_is_recorded_with_its_micro_batch_and_counted_in_its_step(tmp_
     assert block.keep.tolist() == kept
     steps = recorded(core).step_columns()
     assert (steps.num_skipped_micros.tolist(), steps.num_skipped_tokens.tolist()) == ([2], [8])
-
-
-def test_a_window_is_dropped_where_nothing_is_left_to_step_by(said: Callable[[], list[str]]) -> None:
-    core = RunCore(HEADER, guard=GUARD, record=False)
-
-    core.judge(MicroFigures(math.nan, 4))
-    assert core.drop_reason() == "all_skipped"
-    core.judge(MicroFigures(1.0, 1))
-    assert core.drop_reason() is None
-
-    for step in (7, 8):
-        core.begin_step(step)
-        core.judge(MicroFigures(0.0, 0))
-        assert core.drop_reason() == "no_tokens"
-    assert sum("had no supervised token at all" in line for line in said()) == 1
-    assert RunCore(HEADER, record=False).drop_reason() is None, "without a guard nothing is ever dropped"
 
 
 def test_twenty_skips_are_said_and_the_last_line_says_so(said: Callable[[], list[str]]) -> None:

@@ -169,9 +169,9 @@ class _Lost:
         """Looks through one window."""
         self._num_infinite += int(np.sum(np.isinf(rows.loss_sum) & (rows.num_tokens > 0)))
         self._ranks.update(np.unique(rows.rank).tolist())
-        first = _differs(rows.step) | _differs(rows.micro) | _differs(rows.rank)
-        self._num_verdicts += int(np.sum(first & (rows.reason != _OFF)))
-        self._num_left_out += int(np.sum(first & ~rows.keep))
+        begins = np.flatnonzero(_differs(rows.step) | _differs(rows.micro))  # as lines are counted, not rank by rank
+        self._num_verdicts += int(np.sum(np.logical_or.reduceat(rows.reason != _OFF, begins)))
+        self._num_left_out += int(np.sum(np.logical_or.reduceat(~rows.keep, begins)))
 
     def notices(self, source: Source) -> list[str]:
         """One line for each kind of thing."""

@@ -49,8 +49,9 @@ class GuardConfig:
         decide: Where a verdict is made; it is the same one either way. "device": on the accelerator, so that nothing
             waits for it, which cost 0.0 % of a training step on one H200 (163 M parameters, batch 16 x 1024, bf16); the
             host hears of a skip some micro-batches later, and raises then under `on_lockup="raise"`. "host": the host
-            reads every loss, which cost 2.2 % there, and knows and raises at once. "auto": the host for losses that
-            are on the CPU, where reading waits for nothing, and on mps, which has no float64; else the device.
+            reads every loss, which cost 2.2 % there, and knows and raises at once. "auto": the device for losses
+            on CUDA, whose figures reach the host by a stream of their own; elsewhere the host, which would wait for a
+            copy all the same (on the CPU reading waits for nothing).
 
     Raises:
         UsageError: A setting makes no sense; says what was found and what to use.

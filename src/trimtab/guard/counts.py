@@ -22,6 +22,7 @@ class WindowCounts:
         num_skipped_micros: Micro-batches that the guard left out.
         num_skipped_tokens: Their supervised tokens, of all ranks.
         num_own_skipped_tokens: The same of this rank.
+        has_unjudged: Whether it holds a micro-batch that nobody judged, whose tokens are in none of these sums.
     """
 
     num_micros: int = 0
@@ -29,9 +30,19 @@ class WindowCounts:
     num_skipped_micros: Any = 0
     num_skipped_tokens: Any = 0
     num_own_skipped_tokens: Any = 0
+    has_unjudged: bool = False
+
+    def next_micro(self) -> int:
+        """Counts the micro-batch that comes now; gives its 0-based place."""
+        self.num_micros += 1
+        return self.num_micros - 1
+
+    def count_unjudged(self) -> None:
+        """Tells that the micro-batch at hand went by unseen: it is kept, and nobody knows its tokens."""
+        self.has_unjudged = True
 
     def count(self, *, skipped: Any, num_tokens: Any, num_own_tokens: Any) -> None:
-        """Counts what became of a micro-batch; `num_micros` is counted by who records it.
+        """Counts what became of a micro-batch; `next_micro` counts the micro-batch itself.
 
         Args:
             skipped: 1 if it was left out, else 0; integer.
@@ -52,3 +63,8 @@ class WindowCounts:
     def num_kept_tokens(self) -> Any:
         """Supervised tokens that take part in the update, of all ranks."""
         return self.num_tokens - self.num_skipped_tokens
+
+    @property
+    def may_step(self) -> Any:
+        """Whether anything in it takes part in the update, so that there is something to step by."""
+        return (self.num_kept_tokens > 0) | self.has_unjudged

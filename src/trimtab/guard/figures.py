@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trimtab.values import Verdict
+
+
+def sum_to_judge(loss_sum: Any, num_tokens: Any, aux: Any, beyond: Any) -> Any:
+    """What a rank has to be judged; not finite if anything of it is not.
+
+    Args:
+        loss_sum: As in `MicroFigures`, as are the others; numbers, or 0-d arrays of any framework.
+        num_tokens: As there.
+        aux: As there.
+        beyond: As there.
+    """
+    # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
+    return loss_sum + aux * 0.0 + beyond * num_tokens
 
 
 class MicroFigures(NamedTuple):
@@ -29,8 +42,8 @@ class MicroFigures(NamedTuple):
     @property
     def own_sum(self) -> float:
         """What this rank has to be judged; not finite if anything of it is not."""
-        # A term that is not finite poisons the gradient as surely as the loss itself; times zero keeps any other.
-        return self.loss_sum + self.aux * 0.0 + self.beyond * self.num_tokens
+        own_sum: float = sum_to_judge(self.loss_sum, self.num_tokens, self.aux, self.beyond)
+        return own_sum
 
     @property
     def judged(self) -> tuple[float, int]:

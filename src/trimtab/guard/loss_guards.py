@@ -36,7 +36,8 @@ class LossGuard(Guard):
     `check` bring them up to date, and wait for the device.
 
     Raises:
-        UsageError: A setting makes no sense.
+        UsageError: A setting makes no sense, or the model is none that can be guarded.
+        MissingExtraError: A model was given, and torch is not installed.
 
     Example:
         >>> guard = LossGuard(multiplier=2.0)

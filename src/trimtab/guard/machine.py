@@ -12,13 +12,14 @@ decides it once more, alike, and has the words, the counts and the state.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
 from trimtab.errors import GuardLockupError, UsageError
+from trimtab.guard.acting import Acting, acting_on
 from trimtab.guard.config import GuardConfig
+from trimtab.guard.history import History
 from trimtab.notices import say, warn, warn_setting
 from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
 from trimtab.rules.robust import DEFAULT_K
@@ -30,29 +31,16 @@ from trimtab.values import Verdict
 
 STATE_VERSION: Final = 1
 
-TENSOR_GUARD: Final = "trimtab.torch.tensor_guard"
-"""Loaded by its name, and only for a guard with a model: nothing here may import a framework."""
-
-
-class Acting(Protocol):
-    """What acts on a model for a guard: the same rule as tensor code, and what it does to gradients and steps."""
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this process tells what all of them decided."""
-
-    def __call__(self, loss_sum: Any, num_tokens: Any) -> Any:
-        """Judges one micro-batch and gives the loss to call backward on."""
-
-    def settle(self) -> None:
-        """Waits for the device, and lets the guard judge all that it has not heard of yet."""
-
-    def load(self, guard: Guard) -> None:
-        """Goes on from where the guard stands."""
-
 
 class Guard:
-    """The decision machine behind both guards; see `LossGuard` for what the settings mean."""
+    """The decision machine behind both guards; see `LossGuard` for what the settings mean.
+
+    Of a guard that acts, `reset`, `remember_kept`, `state_dict`, `load_state_dict` and `check` first catch up with the
+    device, once, and tell it what they changed. `hear`, `history` and `take_over` are for what acts, and do neither.
+
+    Attributes:
+        quiet: Whether it decides without a word.
+    """
 
     def __init__(
         self,
@@ -89,7 +77,8 @@ class Guard:
 
         Args:
             config: The settings.
-            quiet: Whether it decides without a word: for a replay, whose report says what the warnings would.
+            quiet: Whether it decides without a word: for a replay, whose report says what the warnings would, and where
+                another rank tells what all of them decided.
         """
         guard = cls.__new__(cls)
         guard._set_up(config, quiet=quiet)
@@ -108,14 +97,13 @@ class Guard:
         self._rate = SkipRate()
         self._last_step: int | None = None
         self._said: set[str] = set()
-        self._quiet = quiet
+        self.quiet = quiet
         self.num_judged = 0
         self.num_skipped = 0
         self.nonfinite_hint: str | None = None
         self._acting: Acting | None = None
         if model is not None and self.enabled:
-            act = importlib.import_module(TENSOR_GUARD).TensorGuard
-            self._acting = act(self, model=model, process_group=process_group)
+            self._acting = acting_on(model, guard=self, process_group=process_group)
         elif process_group is not None and model is None:
             warn_setting("process_group has no effect on a guard without a model: `check` judges what it is given.")
 
@@ -131,6 +119,27 @@ class Guard:
     def enabled(self) -> bool:
         """False for a guard that keeps everything: rule "mean" without a multiplier."""
         return self._rule is not None
+
+    @property
+    def history(self) -> History:
+        """What it compares the next loss with, as far as it has heard; only of a guard that is on."""
+        assert self._rule is not None, "a guard that is off remembers nothing"
+        return History(self._rule.values, list(self._streak.losses), self._streak.num_finite, self._last_step)
+
+    def take_over(self, history: History, *, num_judged: int, num_skipped: int) -> None:
+        """Goes on from what a device remembers of micro-batches that the host can not hear of any more.
+
+        Args:
+            history: What the device compares the next loss with. A step it knows nothing of, and that stays.
+            num_judged: Micro-batches that it has judged and this guard has not heard of.
+            num_skipped: How many of them it skipped.
+        """
+        assert self._rule is not None, "nothing acts for a guard that is off"
+        self._rule.replace(history.window)
+        self._streak.replace(history.streak, num_finite=history.num_finite)
+        self.nonfinite_hint = None
+        self.num_judged += num_judged
+        self.num_skipped += num_skipped
 
     def reset(self, reason: str) -> None:
         """Clears the history: the next micro-batches are warm-up again. Counters go on.
@@ -241,7 +250,7 @@ class Guard:
 
     def _load_acting(self) -> None:
         if self._acting is not None:
-            self._acting.load(self)
+            self._acting.load(self.history)
 
     def _act(self, loss_sum: Any, num_tokens: Any) -> Any:
         """The loss to call backward on, by the verdict on the micro-batch; the loss itself while the guard is off."""
@@ -255,11 +264,9 @@ class Guard:
         return self._acting(loss_sum, num_tokens)
 
     def _check(self, loss_sum: float, num_tokens: int, step: int | None) -> Verdict:
-        if self._acting is None:
-            return self.hear(loss_sum, num_tokens, step=step)
-        self._acting.settle()
+        self._settle()
         verdict = self.hear(loss_sum, num_tokens, step=step)
-        self._acting.load(self)
+        self._load_acting()
         return verdict
 
     def hear(self, loss_sum: float, num_tokens: int, *, step: int | None = None) -> Verdict:
@@ -372,5 +379,5 @@ class Guard:
     def _warn_once(self, cause: str, message: str) -> None:
         if cause not in self._said:
             self._said.add(cause)
-            if not self._quiet and (self._acting is None or self._acting.speaks):
+            if not self.quiet:
                 warn("guard", message)

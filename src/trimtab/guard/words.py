@@ -15,17 +15,20 @@ SKIPS_SAID: Final = 20
 
 
 class GuardWords:
-    """The words of one run, on one rank.
+    """The words of one run, or of one guard that acts by itself, on one rank.
 
-    Args:
-        rank: Which; rank 0 tells what all ranks decided, another only what it was the cause of.
+    Attributes:
+        rank: Which; rank 0 tells what all ranks decided, another only what it was the cause of. May be set anew: a
+            process group can be made after the guard.
     """
 
     def __init__(self, *, rank: int) -> None:
-        self._rank = rank
+        self.rank = rank
         self._num_skips_said = 0
         self._said_no_tokens = False
         self._said_nonfinite_norm = False
+        self._said_lost = False
+        self._said_no_backward = False
 
     def says_skip(self, *, is_cause: bool) -> bool:
         """Whether a line about the next skip belongs here.
@@ -33,12 +36,12 @@ class GuardWords:
         Args:
             is_cause: Whether the figures of this rank alone make it a skip.
         """
-        return self._num_skips_said < SKIPS_SAID and (is_cause or self._rank == 0)
+        return self._num_skips_said < SKIPS_SAID and (is_cause or self.rank == 0)
 
     def skipped(self, verdict: Verdict, *, step: int, micro: int, row: int | None) -> None:
         """Says that a micro-batch was left out, and which row leads it, where one does."""
         self._num_skips_said += 1
-        rank = f"rank {self._rank}: " if self._rank else ""
+        rank = f"rank {self.rank}: " if self.rank else ""
         compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
         led = f"; row {row} leads it" if row is not None else ""
         last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
@@ -50,7 +53,7 @@ class GuardWords:
 
     def no_tokens(self, step: int) -> None:
         """Says that a step had no supervised token."""
-        if self._said_no_tokens or self._rank:
+        if self._said_no_tokens or self.rank:
             return
         self._said_no_tokens = True
         warn(
@@ -61,7 +64,7 @@ class GuardWords:
 
     def nonfinite_norm(self, step: int, *, norm: float, parameter: str | None) -> None:
         """Says that a step was dropped for its gradient norm, and which parameter is the first with such a gradient."""
-        if self._said_nonfinite_norm or self._rank:
+        if self._said_nonfinite_norm or self.rank:
             return
         self._said_nonfinite_norm = True
         warn(
@@ -72,12 +75,49 @@ class GuardWords:
             "infinite derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
         )
 
-    def disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
-        """Says that a device decided otherwise than the host does by the same figures."""
+    def disagreement(self, verdict: Verdict, *, decided: str, where: str, instead: str) -> None:
+        """Says that a device decided otherwise than the host does by the same figures; every rank does.
+
+        Args:
+            verdict: The host's.
+            decided: The reason of the device's.
+            where: The micro-batch, in words.
+            instead: What the user can write, so that the host decides.
+        """
         warn_once(
             "guard",
-            f"The device decided {decided} about micro-batch {micro} of step {step}, where the host says "
-            f"{verdict.reason} (loss {verdict.loss:.6g}): what the device decided is what happened. Please report this "
-            'with the log; GuardConfig(decide="host") decides on the host. Said once.',
+            f"The device decided {decided} about {where}, where the host says {verdict.reason} (loss "
+            f"{verdict.loss:.6g}): what the device decided is what happened. This is an error in Trimtab: please "
+            f"report it, with the log if there is one; {instead} decides on the host. Said once.",
             cause="device and host disagree",
+        )
+
+    def lost(self, num_lost: int, *, num_held: int) -> None:
+        """Says that a device has overwritten verdicts that the host had not heard of.
+
+        Args:
+            num_lost: How many.
+            num_held: How many the device holds.
+        """
+        if self._said_lost or self.rank:
+            return
+        self._said_lost = True
+        warn(
+            "guard",
+            f"Guard: more than {num_held} micro-batches were decided within a compiled graph between two steps of an "
+            f"optimizer. The history goes on as the device has it; {num_lost} verdicts are counted and nothing else is "
+            "said of them. Said once.",
+        )
+
+    def no_backward(self) -> None:
+        """Says that two micro-batches were judged without a backward between them."""
+        if self._said_no_backward or self.rank:
+            return
+        self._said_no_backward = True
+        warn(
+            "guard",
+            "guard(loss) was called again and no backward had reached a parameter of the model since the call before. "
+            "There is one mask, that of the last call: a backward for both losses fails (torch says that a variable "
+            "was modified by an inplace operation). Call backward on each loss before the next one is judged; a loss "
+            "that is only looked at belongs under torch.no_grad(). Said once.",
         )

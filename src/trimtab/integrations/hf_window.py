@@ -10,7 +10,6 @@ does not, and the record of the step. Nothing here waits for the device but what
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,50 +17,17 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from trimtab.integrations.hf_terms import loss_beyond_rows
 from trimtab.notices import say
-from trimtab.run import STEP_CODE
-from trimtab.torch.gate import Gate, after_scaler
-from trimtab.torch.gradients import current_lr, gradient_norms, loss_scale, scale_gradients
+from trimtab.torch.gate import Gate
+from trimtab.torch.gradients import gradient_norms, scale_gradients
 from trimtab.torch.losses import RowLosses
-from trimtab.torch.transfer import to_host
-from trimtab.torch.window import WindowTotals, removed_factor
-from trimtab.values import StepReason
+from trimtab.torch.schedule import current_lr, loss_scale
+from trimtab.torch.step_verdict import StepVerdict
+from trimtab.torch.window import removed_factor, unless_empty
 
 _UNCOUNTED: Final = -1
-"""Tokens of a step whose labels nobody has seen: its loss stands all the same."""
-
-_NOISE: Final = 1e-3
-"""Part of a loss that may come of adding it up in another order."""
-
-_NOISE_EPS: Final = 4
-"""The same in units in the last place, for a loss in half precision."""
-
-
-def loss_beyond_rows(loss: torch.Tensor, rows: RowLosses, *, num_items: Any, rank_factor: int = 1) -> torch.Tensor:
-    """What a trainer's loss holds beside the losses of its tokens. Does not wait for the device.
-
-    Args:
-        loss: 0-d, detached, the final loss of a micro-batch.
-        rows: What its rows cost.
-        num_items: Supervised tokens of the window, by which it may have been divided; None: by its own tokens.
-        rank_factor: What it may have been multiplied by after that, see `TrainerTap.rank_factor`.
-
-    Returns:
-        0-d, in the unit of a mean over tokens; 0 where the loss is the sum of its tokens' losses over either count, up
-        to rounding, and where it is not finite.
-    """
-    total = rows.loss_sum.detach()
-    means = [(loss, rows.num_tokens.clamp(min=1))]
-    if num_items is not None:
-        # A compute_loss of the user's own may leave the factor out.
-        means += [(loss / factor, num_items) for factor in sorted({rank_factor, 1})]
-    noise = max(_NOISE, _NOISE_EPS * torch.finfo(loss.dtype).eps)
-    rests = []
-    for mean, divisor in means:
-        rest = mean - total / divisor
-        rests.append(torch.where(rest.abs() > noise * mean.abs(), rest, 0.0))
-    rest = functools.reduce(lambda one, other: torch.where(one.abs() <= other.abs(), one, other), rests)
-    return torch.where(torch.isfinite(rest) & (rows.num_tokens > 0), rest, 0.0)
+"""Tokens of a step of which nobody has seen all labels: its loss stands all the same."""
 
 
 class TrainerWindow:
@@ -88,8 +54,9 @@ class TrainerWindow:
 
     def begin(self) -> None:
         """Begins a window: nothing is in it."""
-        self._totals = WindowTotals()
-        self._reason: StepReason | torch.Tensor | None = None
+        self._loss = torch.zeros(())
+        self._num_tokens = torch.zeros((), dtype=torch.int64)
+        self._verdict: StepVerdict | None = None
         self._grad_norm: Any = None
         self._clip_at = math.inf
         self._lr: Any = math.nan
@@ -118,8 +85,8 @@ class TrainerWindow:
         self._num_micros += 1
         self._num_beyond = self._num_beyond + (beyond != 0)
         decision = self._gate.take(rows, extra=loss, beyond=beyond)
-        self._totals.num_tokens = self._totals.num_tokens + rows.num_tokens
-        return loss if decision is None else decision.kept(loss)
+        self._num_tokens = self._num_tokens + rows.num_tokens
+        return loss if decision is None else self._gate.watched(decision.kept(loss))
 
     def take_unjudged(self, rows: torch.Tensor) -> None:
         """Records a micro-batch whose loss went by unseen; what nobody judged is kept.
@@ -127,11 +94,7 @@ class TrainerWindow:
         Args:
             rows: (B,) its rows, or (B, T) those of its tokens.
         """
-        core = self._gate.core
-        nothing = torch.zeros(rows.numel(), dtype=torch.int64)
-        core.record_micro_batch(to_host(rows.flatten()), nothing, nothing, packed=rows.dim() == 2)
-        core.window.num_tokens += 1
-        self._totals.num_tokens = torch.full((), _UNCOUNTED, dtype=torch.int64)
+        self._gate.take_unjudged(rows.flatten(), packed=rows.dim() == 2)
 
     def report(self, loss: torch.Tensor) -> torch.Tensor:
         """Adds what the trainer is about to report of a micro-batch, 0-d; their sum is the loss of its step.
@@ -139,11 +102,16 @@ class TrainerWindow:
         Returns:
             What it is to report: at the end of a window whose skipped tokens are removed, the rest of its mean as well.
         """
-        self._totals.loss = self._totals.loss + loss
+        self._loss = self._loss + loss
         if not self._removes or not self._trainer.accelerator.sync_gradients:
             return loss
-        factor = removed_factor(self._gate.core.window, by_token=self._per_token)
-        return loss + (self._totals.loss * (factor - 1.0)).to(loss.dtype)
+        return loss + (self._loss * (self._removed_factor() - 1.0)).to(loss.dtype)
+
+    def _removed_factor(self) -> float | torch.Tensor:
+        """What takes the skipped tokens of the window out of what the trainer has divided by."""
+        counts_all_ranks = self._rank_factor == self._gate.ranks.world_size
+        num_items = self._num_items if counts_all_ranks else None
+        return removed_factor(self._gate.core.window, by_token=self._per_token, num_items=num_items)
 
     # Once a training.
 
@@ -172,37 +140,37 @@ class TrainerWindow:
         Returns:
             The norm before clipping.
         """
-        self._judge()
-        if self._gate.drop_reason() is not None:
+        if self._judge():
             return torch.zeros(())  # a trainer logs what it gets
         self._grad_norm = clip(parameters)
         self._clip_at = clip_at
         return self._grad_norm
 
-    def _judge(self) -> None:
+    def _judge(self) -> bool:
         """Puts the window's gradients right, and says whether the optimizer's next step is to change anything.
 
         Waits for the device where the host decides.
+
+        Returns:
+            Whether it is known that nothing counts.
         """
         gate = self._gate
-        if gate.drop_reason() is not None:  # its zeros stay until the end: a scaler wants to have seen something
-            self._reason = gate.judge_step(None)
-            return
-        gate.close_window()
-        norms = None
-        if gate.core.guard is not None:
+        has_scaler = self._trainer.accelerator.scaler is not None
+        is_empty, norms = gate.close_window(scaler_waits=has_scaler), None
+        if gate.core.guard is not None and not is_empty:
             parameters = gate.parameters()
             if self._removes:
-                factor = removed_factor(gate.core.window, by_token=self._per_token)
+                factor = self._removed_factor()
                 scale_gradients(parameters, factor)
-                self._totals.loss = self._totals.loss * factor
-            if self._trainer.accelerator.scaler is None:  # a scaler looks for itself, and halves its scale
+                self._loss = self._loss * factor
+            if not has_scaler:  # which looks for itself, and halves its scale
                 norms = gradient_norms(parameters)
-        self._reason = gate.judge_step(norms)
+        self._verdict = gate.judge_step(norms)
+        return is_empty
 
     def before_optimizer(self) -> None:
         """Looks at what the trainer is about to step with."""
-        if self._reason is None:  # a trainer of the user's own, which clips in a way of its own
+        if self._verdict is None:  # a trainer of the user's own, which clips in a way of its own
             self._judge()
         trainer = self._trainer
         self._lr = current_lr(trainer.optimizer)
@@ -213,10 +181,8 @@ class TrainerWindow:
 
         What the trainer asks next is accelerate's word on it, which a gradient scaler has just renewed.
         """
-        reason = self._reason
-        assert reason is not None, "judged before the optimizer"
-        code = STEP_CODE[reason] if isinstance(reason, str) else reason
-        if code != STEP_CODE["stepped"]:
+        assert self._verdict is not None, "judged before the optimizer"
+        if self._verdict.dropped:
             self._holding = True
             self._trainer.optimizer._is_overflow = True
 
@@ -225,21 +191,18 @@ class TrainerWindow:
         if self._holding:  # without a scaler nobody else takes it back
             self._holding = False
             self._trainer.optimizer._is_overflow = False
-        reason: StepReason | torch.Tensor = self._reason if self._reason is not None else "stepped"
+        verdict = self._verdict if self._verdict is not None else StepVerdict()
         scale = self._scale_now()
         if scale is not None and self._loss_scale is not None:
             # accelerate's own flag stays down with a fused optimizer, whose step is called and does nothing.
-            reason = after_scaler(reason, overflowed=scale < self._loss_scale)
+            verdict = verdict.after_scaler(overflowed=scale < self._loss_scale)
         core, loss = self._gate.core, self._own_mean()
-        if self._gate.drop_reason() is not None:
-            self._gate.close_window()
         if core.guard is not None:
-            # 0.0 would look perfect where nothing was kept.
-            loss = torch.where(torch.as_tensor(core.window.num_kept_tokens > 0).to(loss.device), loss, math.nan)
+            loss = unless_empty(loss, may_step=core.window.may_step)
         self._gate.end(
-            reason,
+            verdict,
             loss=loss,
-            num_tokens=self._totals.num_tokens,
+            num_tokens=_UNCOUNTED if core.window.has_unjudged else self._num_tokens,
             norm=self._grad_norm,
             clip_at=self._clip_at,
             lr=self._lr,
@@ -252,8 +215,8 @@ class TrainerWindow:
 
         A trainer that divides by the tokens of all ranks reports what this rank adds to their mean, times their number.
         """
-        loss, num_tokens = self._totals.loss, self._totals.num_tokens
-        if not self._per_token or self._rank_factor == 1:
+        loss, num_tokens = self._loss, self._num_tokens
+        if not self._per_token or self._rank_factor == 1 or self._gate.core.window.has_unjudged:
             return loss
         share = self._num_items / (self._rank_factor * num_tokens.clamp(min=1))
         return torch.where(num_tokens > 0, loss * share.to(loss.dtype), loss)

@@ -135,21 +135,32 @@ def continue_run(out: str | os.PathLike[str], run_id: str, header: RunHeader) ->
     return RunFolder(path, replace(header, run_id=run_id), attempt)
 
 
-def join_run(out: str | os.PathLike[str], header: RunHeader, *, attempt: int) -> RunFolder:
-    """The attempt that rank 0 began, for another rank: its folder, made here where no disk is shared with rank 0.
+def join_run(
+    out: str | os.PathLike[str], header: RunHeader, *, attempt: int, folder: str | os.PathLike[str]
+) -> RunFolder:
+    """The attempt that rank 0 began, for another rank: its folder, or one made under `out` where that is not seen.
 
     Args:
         out: The output folder that this rank was given.
         header: What is known of this attempt; its `run_id` is what rank 0 said.
         attempt: The attempt that rank 0 said.
+        folder: The run folder of rank 0, absolute.
 
     Raises:
         UsageError: The id cannot be a folder's name.
         OSError: The folder cannot be made.
     """
     path = run_path(out, header.run_id or "")
+    if has_header(Path(folder)):
+        path = Path(folder)
+        header = replace(header, out=str(path.parent.parent))
     path.mkdir(parents=True, exist_ok=True)
     return RunFolder(path, header, attempt)
+
+
+def has_header(path: Path) -> bool:
+    """Whether there is a `run.json`, which rank 0 alone writes; False for a folder that cannot be looked into."""
+    return os.path.isfile(path / HEADER_NAME)
 
 
 def is_run_folder(path: Path) -> bool:

@@ -30,14 +30,23 @@ from trimtab.log.columns import IdColumns, StepColumns
 from trimtab.log.frames import MAX_PAYLOAD, Block
 from trimtab.log.ids import MAX_NAME_BYTES, encode_ids
 from trimtab.text import without_surrogates
-from trimtab.values import GRADIENTLESS, STEP_REASONS, VERDICT_REASONS, Event, MicroBatch, RowIds, StepRow, json_number
+from trimtab.values import (
+    GRADIENTLESS,
+    STEP_CODE,
+    STEP_REASONS,
+    VERDICT_REASONS,
+    Event,
+    MicroBatch,
+    RowIds,
+    StepRow,
+    json_number,
+)
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _MAX_FACTS_DEPTH: Final = 16
-_GRADIENTLESS: Final = [STEP_REASONS.index(reason) for reason in GRADIENTLESS]
 
 MAX_FACTS: Final = 1 << 20
 """Values that one event may hold."""
@@ -249,7 +258,7 @@ def _gather_steps(items: Sequence[StepRow]) -> StepColumns:
         # To float32, 60 ns in a second: half the bytes of a clock's noise.
         wall_s = _floats(fields["wall_s"], "wall_s").astype(np.float32).astype(np.float64)
     unsaid = np.zeros(len(items), np.int32)
-    has_gradient = ~np.isin(reason, _GRADIENTLESS)
+    has_gradient = ~np.isin(reason, [STEP_CODE[gradientless] for gradientless in GRADIENTLESS])
     grad_norm, lr = _floats(fields["grad_norm"], "grad_norm"), _floats(fields["lr"], "lr")
     return StepColumns(
         attempt=unsaid,  # the journal's writer knows them, and writes them into the frame's header

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trimtab.log.columns import RowColumns, StepColumns
 from trimtab.log.folding import folded
-from trimtab.values import STEP_REASONS
+from trimtab.values import GRADIENTLESS, STEP_CODE, STEP_REASONS
 
 PENDING_LIMIT = 1 << 18
 """Partial sums held before they are folded into one a step; 256 k x 60 bytes."""
@@ -33,9 +33,6 @@ high now and then whatever they are."""
 
 UNKNOWN_REASON: Final = len(STEP_REASONS)
 """`StepLines.reason` where no step record says what became of the step."""
-
-_NOTHING_MEASURED: Final = (STEP_REASONS.index("all_skipped"), STEP_REASONS.index("no_tokens"))
-"""Reasons under which a step record carries no loss that was measured."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -254,8 +251,8 @@ def _reported(records: StepColumns, line: NDArray[np.int64], *, num_lines: int) 
     counted = np.maximum(records.num_tokens, 0)
     # -1: nobody counted, the loss stands as it is. 0 and NaN: the mean over no tokens, which is no loss.
     known = (records.num_tokens != 0) | ~np.isnan(records.loss)
-    for code in _NOTHING_MEASURED:
-        known &= records.reason != code
+    for reason in GRADIENTLESS:  # nothing was measured
+        known &= records.reason != STEP_CODE[reason]
     if line.size == num_lines and np.all(line[1:] > line[:-1]):  # one record a line: nothing to add up
         return _Reported(np.where(known, records.loss, np.nan), known, np.maximum(records.num_tokens, -1))
     num_tokens = np.bincount(line, weights=counted, minlength=num_lines).astype(np.int64)

@@ -43,6 +43,10 @@ class LiveRule(Protocol):
     def settings(self) -> dict[str, float]:
         """Every setting that decides, by the name of its argument."""
 
+    @property
+    def values(self) -> list[float]:
+        """The absorbed values that it looks back at, oldest first."""
+
     def judge(self, x: float) -> Verdict:
         """Judges one value against what was absorbed so far; changes nothing."""
 

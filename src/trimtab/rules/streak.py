@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from trimtab.rules.scalar import spelled
@@ -51,6 +52,17 @@ class SkipStreak:
         self.num_finite = self.num_nonfinite = 0
         self.losses.clear()
 
+    def replace(self, losses: Iterable[float], *, num_finite: int) -> None:
+        """Goes on from a row of finite skips, and from no loss in a row that was not finite.
+
+        Args:
+            losses: The newest losses of the row, oldest first.
+            num_finite: How many were skipped in that row.
+        """
+        self.num_finite, self.num_nonfinite = num_finite, 0
+        self.losses.clear()
+        self.losses.extend(losses)
+
     def state_dict(self) -> dict[str, Any]:
         """Both counts and the skipped losses, oldest first."""
         return {"num_finite": self.num_finite, "num_nonfinite": self.num_nonfinite, "losses": list(self.losses)}
@@ -64,9 +76,8 @@ class SkipStreak:
         assert self.losses.maxlen is not None
         if len(losses) != min(num_finite, self.losses.maxlen):
             raise damaged(f"streak holds {len(losses)} losses of {num_finite} that were skipped in a row")
-        self.num_finite, self.num_nonfinite = num_finite, num_nonfinite
-        self.losses.clear()
-        self.losses.extend(losses)
+        self.replace(losses, num_finite=num_finite)
+        self.num_nonfinite = num_nonfinite
 
 
 class SkipRate:

@@ -47,6 +47,11 @@ class WindowedRule(ABC):
         return self._window.size
 
     @property
+    def values(self) -> list[float]:
+        """The absorbed values that the baseline looks back at, oldest first."""
+        return self._window.values()
+
+    @property
     def min_history(self) -> int:
         """How many values must lie behind before anything is compared."""
         return self._min_history

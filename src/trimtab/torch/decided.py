@@ -1,8 +1,8 @@
 """What was decided on a device, held there until the host can hear of it: the newest 1,024 micro-batches, and counts.
 
-Enters: the figures of a micro-batch over all ranks, its verdict. Leaves: one tensor, to be copied when it suits, and
-from its values the micro-batches that the host has not heard of. Invariant: nothing that happens on the device needs a
-value on the host, and tensors are changed in place only, so that a compiled graph may hold them.
+Enters: the figures of a micro-batch over all ranks, its verdict. Leaves: the newest of them as one tensor, to be copied
+when it suits, and from its values the micro-batches that the host has not heard of. Invariant: nothing that happens on
+the device needs a value on the host, and tensors are changed in place only, so that a compiled graph may hold them.
 
 Layout: a row is (place, loss sum, tokens, non-finite ranks, reason), float64; places count from 1, 0 is an empty row.
 """
@@ -41,6 +41,7 @@ class Decided:
         self.counts = torch.zeros(3, dtype=torch.int64, device=device)
         self._rows = torch.zeros(SIZE, _WIDTH, dtype=torch.float64, device=device)
         self._one = torch.ones((), dtype=torch.bool, device=device)
+        self._ages = torch.arange(SIZE, device=device)
 
     def add(self, figures: torch.Tensor, *, keep: torch.Tensor, reason: torch.Tensor) -> None:
         """Takes in one micro-batch; never waits.
@@ -56,28 +57,23 @@ class Decided:
         # By an index that is a tensor of one element: a 0-d one would be read by the host.
         self._rows.index_copy_(0, place % SIZE, row.reshape(1, _WIDTH))
 
-    def newest(self) -> torch.Tensor:
-        """(SIZE * 5,) float64, a copy that later micro-batches do not change."""
-        return self._rows.flatten().clone()
+    def newest(self, num: int) -> torch.Tensor:
+        """(num, 5) float64, the newest first: a copy that later micro-batches do not change; never waits.
+
+        Args:
+            num: How many, 1 to `SIZE`; where fewer were decided, the last ones are empty.
+        """
+        return self._rows.index_select(0, (self.counts[0] - self._ages[:num]) % SIZE)
 
 
 def unheard(values: list[float], *, heard: int) -> list[DecidedMicro]:
-    """The micro-batches after place `heard`, oldest first, out of the values of `Decided.newest`.
+    """The micro-batches after place `heard`, oldest first, out of the values of `Decided.newest`, flat.
 
-    If the first of them is not the next one, those between were overwritten before the host could hear of them.
+    If the first of them is not the next one, those between were more than was asked for, or than the device holds.
     """
-    place = heard + 1
-    if values[_begin(place)] > place:
-        place = round(max(values[::_WIDTH])) - SIZE + 1
-    micros = []
-    while values[_begin(place)] == place:
-        _, loss_sum, num_tokens, num_nonfinite, reason = values[_begin(place) : _begin(place) + _WIDTH]
-        micros.append(DecidedMicro(place, loss_sum, int(num_tokens), int(num_nonfinite), int(reason)))
-        place += 1
-        if len(micros) == SIZE:
-            break
-    return micros
-
-
-def _begin(place: int) -> int:
-    return place % SIZE * _WIDTH
+    num = min(int(values[0]) - heard, len(values) // _WIDTH)
+    rows = (values[age * _WIDTH : (age + 1) * _WIDTH] for age in reversed(range(num)))
+    return [
+        DecidedMicro(int(place), loss_sum, int(num_tokens), int(num_nonfinite), int(reason))
+        for place, loss_sum, num_tokens, num_nonfinite, reason in rows
+    ]

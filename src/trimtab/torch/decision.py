@@ -16,26 +16,30 @@ class Decision:
             host decided, else a 0-d bool tensor on the device of the loss.
         counts: Whether this rank's gradient counts, likewise: also not where the micro-batch is kept, but has no token
             here, and no further term that is finite (its loss is 0/0, or the gradient of ignored rows NaN).
-        reason_code: Index into `trimtab.values.VERDICT_REASONS`; an int, or 0-d int64 on the device.
     """
 
     keep: bool | torch.Tensor
     counts: bool | torch.Tensor
-    reason_code: int | torch.Tensor
 
     def kept(self, values: torch.Tensor) -> torch.Tensor:
         """`values` where this rank's gradient counts, else zeros that hang on the same graph. Never waits.
 
         Its backward is safe under the mask alone: zero times an infinite derivative is NaN until a hook masks it.
         """
-        return _where(self.counts, values)
+        return where_kept(self.counts, values)
 
     def by_verdict(self, values: torch.Tensor) -> torch.Tensor:
         """`values` where the micro-batch takes part in the update, else zeros. Never waits."""
-        return _where(self.keep, values)
+        return where_kept(self.keep, values)
 
 
-def _where(condition: bool | torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - a verdict
+def where_kept(condition: bool | torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - a verdict
+    """`values` where the condition holds, else zeros that hang on the same graph; never waits.
+
+    Args:
+        condition: A bool of the host, which gives back `values` themselves if it is True, or a 0-d bool tensor.
+        values: Any shape and dtype.
+    """
     if isinstance(condition, bool):
         if condition:
             return values

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from trimtab.guard import GuardConfig, LossGuard, PerTokenLossGuard
+from trimtab.guard import GuardConfig
+from trimtab.guard.history import History
 from trimtab.rules.scalar import MAX_WHOLE
 from trimtab.torch.device_comparisons import COMPARISONS
 
@@ -108,26 +109,24 @@ class DeviceRule:
             threshold=found.threshold,
         )
 
-    def load(self, guard: LossGuard | PerTokenLossGuard) -> None:
-        """Takes over the history of a guard with the same settings; waits for the device.
+    def load(self, history: History) -> None:
+        """Goes on from the history of a guard with the same settings; waits for the device.
 
         Args:
-            guard: The host guard that decides alike.
+            history: What the host guard that decides alike remembers.
         """
-        state = guard.state_dict()
-        window, streak = state["rule"]["window"]["values"], state["streak"]
         rows = [
             [*reversed(losses), *[self._compare.padding] * (self._size - len(losses))]
-            for losses in (window, streak["losses"])
+            for losses in (history.window, history.streak)
         ]
         self._history[:2].copy_(torch.tensor(rows, dtype=torch.float64))
-        self._counts[:2].copy_(torch.tensor([len(window), streak["num_finite"]]))
+        self._counts[:2].copy_(torch.tensor([len(history.window), history.num_finite]))
 
-    def history(self) -> tuple[list[float], list[float], int]:
-        """The window and the losses skipped in a row, oldest first, and how many those were; waits for the device."""
-        num_values, num_skipped, _ = self._counts.tolist()
+    def history(self) -> History:
+        """What the next loss is compared with; waits for the device."""
+        num_values, num_finite, _ = self._counts.tolist()
         window, streak, _ = self._history.tolist()
-        return window[:num_values][::-1], streak[:num_skipped][::-1], num_skipped
+        return History(window[:num_values][::-1], streak[:num_finite][::-1], num_finite)
 
     def reset(self) -> None:
         """Forgets every loss: the next micro-batches are warm-up again."""

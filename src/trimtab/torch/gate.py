@@ -3,9 +3,9 @@
 Enters: the reduced losses of a micro-batch, then the norms of a window's gradients. Leaves: a decision, gradients that
 are masked by it, an optimizer whose next step is vetoed or not, and what was recorded of it. The verbs, in this order:
 
-    take                   once a micro-batch, between forward and backward
-    close_window           once a window, after its last backward
-    judge_step -> end      once a window, around the optimizer's step
+    take -> watched                       once a micro-batch, between forward and backward
+    open -> take_unjudged                 instead of it, around one whose loss goes by unseen
+    close_window -> judge_step -> end     once a window, after its last backward and around the optimizer's step
 
 Without a guard nothing here waits for the device. With one that decides on the host, `take` waits once a micro-batch
 and `judge_step` once a window; with one that decides on the device, neither does.
@@ -13,14 +13,14 @@ and `judge_step` once a window; with one that decides on the device, neither doe
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from trimtab.run import STEP_CODE, RunCore
+from trimtab.errors import UsageError
+from trimtab.run import RunCore
 from trimtab.torch.decision import Decision
 from trimtab.torch.gradients import GradientNorms
 from trimtab.torch.judge import Judge
@@ -30,9 +30,10 @@ from trimtab.torch.mask import GradientMask
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.statistics import RunningStatistics
+from trimtab.torch.step_verdict import StepVerdict, judged_window
 from trimtab.torch.transfer import to_host, to_host_together
 from trimtab.torch.veto import StepVeto
-from trimtab.values import STEP_REASONS, StepReason
+from trimtab.values import STEP_REASONS
 
 
 class _Guarding(NamedTuple):
@@ -74,12 +75,12 @@ class Gate:
         self._late = LateFigures()
         self._guarding: _Guarding | None = None
         self._veto: StepVeto | None = None
-        self._first_nonfinite: torch.Tensor | None = None
+        self._turn = 0
         if core.guard is not None:
             assert model is not None, "a guard comes with a model"
             self._guarding = _Guarding(
                 judge=Judge(core, ranks=self.ranks, late=self._late),
-                mask=GradientMask(model, parameters=self.parameters),
+                mask=GradientMask(model, parameters=self.parameters, alone=self.ranks.alone),
                 statistics=RunningStatistics(model),
             )
 
@@ -124,35 +125,75 @@ class Gate:
         if self._guarding is None:
             self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
             return None
+        self._turn += 1
         judge, mask, statistics = self._guarding
         mask.lift()
         leader = partial(leading_row, rows, sums, tokens)
         decision, reason, keep = judge.judge(micro_batch, extra=extra, beyond=beyond, leading_row=leader)
         mask.hook()
-        mask.set(decision.counts)
-        if decision.keep is True:
-            mask.lift()  # what is kept without a token leaves its zeros, as it does without a guard
+        # What is kept without a token leaves its zeros, as it does without a guard.
+        mask.set(decision.counts, lifts=decision.keep is not True)
+        statistics.hook()
         statistics.keep_or_restore(decision.keep)
         self.core.record_micro_batch(rows, sums, tokens, reason=reason, keep=keep, packed=micro_batch.packed)
         return decision
 
-    # Once a window.
+    def watched(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss that `take` was about, the same tensor; its backward must come before the next `take`.
 
-    def close_window(self) -> None:
-        """Ends the masking of a window's gradients: what runs backward from here on is none of its micro-batches."""
+        There is one mask, that of the newest micro-batch: a backward that came later would lose what was kept, or let
+        in what was skipped. Such a backward raises `UsageError`. A loss that is never called backward on is let be.
+
+        Args:
+            loss: 0-d, what is returned to be called backward on.
+        """
+        if self._guarding is not None and loss.requires_grad:
+            loss.register_hook(partial(self._check_turn, self._turn))  # type: ignore[no-untyped-call]
+        return loss
+
+    def open(self) -> None:
+        """Lets gradients through, whatever was decided last; belongs before a forward whose loss may go by unseen."""
         if self._guarding is not None:
             self._guarding.mask.lift()
             self._guarding.mask.set(True)
-            self._guarding.statistics.settle()
 
-    def drop_reason(self) -> StepReason | None:
-        """Why the window must not be stepped, by what its micro-batches were; None if it may, or if nobody knows yet.
+    def take_unjudged(self, rows: torch.Tensor, *, packed: bool) -> None:
+        """Records a micro-batch whose backward has passed unseen, between `open` and now; it is kept.
 
-        Only a host that decides knows before the step; it need not measure gradients then.
+        Args:
+            rows: (N,) its rows, or those of its tokens.
+            packed: Whether they are those of its tokens.
         """
-        return None if self.on_device else self.core.drop_reason()
+        nothing = torch.zeros(rows.numel(), dtype=torch.int64)
+        self.core.record_micro_batch(to_host(rows), nothing, nothing, packed=packed)
+        self.core.window.count_unjudged()
+        if self._guarding is not None:
+            self._guarding.statistics.keep_or_restore(True)
 
-    def judge_step(self, norms: GradientNorms | None) -> StepReason | torch.Tensor:
+    # Once a window.
+
+    def close_window(self, *, scaler_waits: bool = False) -> bool:
+        """Ends the masking of a window's gradients: what runs backward from here on is none of its micro-batches.
+
+        Args:
+            scaler_waits: Whether a gradient scaler is yet to look at them: it wants to have seen something, so the
+                zeros of a window that is empty stay for it, and go with the veto.
+
+        Returns:
+            Whether it is known that nothing in the window counts, so that its gradients need no measuring. Only a host
+            that decides knows that before the step.
+        """
+        if self._guarding is None:
+            return False
+        is_empty = not self.on_device and not self.core.window.may_step
+        if not (is_empty and scaler_waits):
+            self._guarding.mask.lift()
+        self._guarding.mask.open()
+        self._guarding.statistics.settle()
+        self._turn += 1
+        return is_empty
+
+    def judge_step(self, norms: GradientNorms | None) -> StepVerdict:
         """Decides whether the optimizer's next step changes anything, and tells the optimizer; belongs before it.
 
         Waits for the device only where the host decides, and `norms` are there. Without a guard every step may.
@@ -160,45 +201,34 @@ class Gate:
         Args:
             norms: Of the gradients before clipping; None where they are not judged: a gradient scaler looks for itself.
 
-        Returns:
-            The reason, "stepped" if it may; under device decision a 0-d int64 tensor, the index into `STEP_REASONS`.
-
         Raises:
             GuardLockupError: As `take`, about an earlier micro-batch.
         """
         self.hear()
         if self._guarding is None:
-            return "stepped"
-        if self.on_device:
-            code = self._step_code(norms)
-            self._drop_next(code != STEP_CODE["stepped"])
-            return code
-        reason = self.core.drop_reason()
-        if reason is None and norms is not None:
-            total = float(norms.total)
-            if not math.isfinite(total):
-                reason = "nonfinite_norm"
-                self._tell_nonfinite_norm(self.core.step, total, int(norms.first_nonfinite))
-        self._drop_next(reason is not None)
-        return "stepped" if reason is None else reason
+            return StepVerdict()
+        window = self.core.window
+        verdict = judged_window(may_step=window.may_step, has_skips=window.num_skipped_micros > 0, norms=norms)
+        self._drop_next(verdict.dropped)
+        return verdict
 
     def end(
         self,
-        reason: StepReason | torch.Tensor,
+        verdict: StepVerdict,
         *,
         loss: torch.Tensor,
-        num_tokens: torch.Tensor,
+        num_tokens: torch.Tensor | int,
         norm: torch.Tensor | float | None,
         clip_at: float | None,
         lr: Any,
         loss_scale: torch.Tensor | float | None = None,
     ) -> StepOutcome:
-        """Records the step that just ended; never waits.
+        """Records the step that just ended, and says why it was none; never waits for what a device decides.
 
         Args:
-            reason: What became of it, or its 0-d index into `STEP_REASONS`.
+            verdict: What `judge_step` gave, after a gradient scaler if there is one.
             loss: What the run reports, 0-d.
-            num_tokens: Supervised tokens of the window on this rank, 0-d.
+            num_tokens: Supervised tokens of the window on this rank, 0-d; -1 where not all of them are known.
             norm: Of the gradients before clipping; None where it was not measured.
             clip_at: The norm to which they were clipped; None without clipping.
             lr: Learning rate of the first parameter group; a tensor must be a copy, for schedulers change it in place.
@@ -207,10 +237,10 @@ class Gate:
         Returns:
             The same, lazily.
         """
-        core, window = self.core, self.core.window
+        core, window, norms = self.core, self.core.window, verdict.blamed
         facts = to_host_together(
             {
-                "reason": STEP_CODE[reason] if isinstance(reason, str) else reason,
+                "reason": verdict.code,
                 "loss": loss,
                 "num_tokens": num_tokens,
                 "grad_norm": norm,
@@ -219,14 +249,16 @@ class Gate:
                 "loss_scale": loss_scale,
                 "num_skipped_micros": window.num_skipped_micros,
                 "num_skipped_tokens": window.num_own_skipped_tokens,
-                "first_nonfinite": self._first_nonfinite,
+                "judged_norm": norms.total if norms is not None else None,
+                "first_nonfinite": norms.first_nonfinite if norms is not None else None,
             }
         )
-        first_nonfinite = facts.pop("first_nonfinite")
-        if self.on_device:
-            hear = partial(self._hear_step, core.step, facts["reason"], facts["grad_norm"], first_nonfinite)
-            self._late.add(facts["reason"], hear)
-        self._first_nonfinite = None
+        judged_norm, first_nonfinite = facts.pop("judged_norm"), facts.pop("first_nonfinite")
+        tell = partial(self._tell_step, core.step, facts["reason"], judged_norm, first_nonfinite)
+        if isinstance(verdict.code, int):
+            tell()
+        elif self.on_device:
+            self._late.add(facts["reason"], tell)
         core.end_step(**facts)
         return StepOutcome(facts)
 
@@ -259,17 +291,15 @@ class Gate:
 
     # Within.
 
-    def _step_code(self, norms: GradientNorms | None) -> torch.Tensor:
-        """0-d int64, index into `STEP_REASONS`: what a window on the device is to become."""
-        window = self.core.window
-        code = torch.where(window.num_skipped_micros > 0, STEP_CODE["all_skipped"], STEP_CODE["no_tokens"])
-        may_step = window.num_kept_tokens > 0
-        code = torch.where(may_step, STEP_CODE["stepped"], code)
-        if norms is None:
-            return code
-        self._first_nonfinite = norms.first_nonfinite
-        is_bad = may_step & ~torch.isfinite(norms.total).to(code.device, non_blocking=True)
-        return torch.where(is_bad, STEP_CODE["nonfinite_norm"], code)
+    def _check_turn(self, turn: int, _: torch.Tensor) -> None:
+        """The hook on a loss that was given out: its backward finds the mask as it was set for it."""
+        if turn != self._turn:
+            raise UsageError(
+                "backward reached the loss of a micro-batch after the next one was judged, or after its step: the mask "
+                "is another's by then, so that what was kept would be lost, or what was skipped would count. Call "
+                "backward on each loss before the next micro-batch and before the step; (a + b).backward() is one "
+                "backward for two."
+            )
 
     def _drop_next(self, dropped: bool | torch.Tensor) -> None:  # noqa: FBT001 - a verdict
         if self._optimizer is None:
@@ -278,16 +308,13 @@ class Gate:
             self._veto = StepVeto(self._optimizer)
         self._veto.drop_next(dropped)
 
-    def _hear_step(self, step: int, reason: Any, norm: Any, first_nonfinite: Any, _: list[float]) -> None:
-        """Says what a device decided about a step, by numbers that have arrived."""
-        heard = STEP_REASONS[int(reason)]
-        if heard == "no_tokens":
+    def _tell_step(self, step: int, code: Any, norm: Any, first_nonfinite: Any, _: list[float] | None = None) -> None:
+        """Says what was decided about a step, by numbers that have arrived."""
+        reason = STEP_REASONS[int(code)]
+        if reason == "no_tokens":
             self.core.words.no_tokens(step)
-        elif heard == "nonfinite_norm":
-            self._tell_nonfinite_norm(step, float(norm), int(first_nonfinite))
-
-    def _tell_nonfinite_norm(self, step: int, norm: float, place: int) -> None:
-        self.core.tell_nonfinite_norm(step, norm=norm, parameter=self._name(place))
+        elif reason == "nonfinite_norm":
+            self.core.tell_nonfinite_norm(step, norm=float(norm), parameter=self._name(int(first_nonfinite)))
 
     def _name(self, place: int) -> str | None:
         """What the parameter at that place of `parameters` is called; None for no place."""
@@ -296,18 +323,3 @@ class Gate:
         assert self._model is not None, "a guard comes with a model"
         names = [name for name, _ in self._model.named_parameters()]
         return names[place] if place < len(names) else f"number {place - len(names)} of those only the optimizer knows"
-
-
-def after_scaler(reason: StepReason | torch.Tensor, *, overflowed: torch.Tensor) -> StepReason | torch.Tensor:
-    """The reason of a step that a gradient scaler has taken or not; never waits.
-
-    Args:
-        reason: What `judge_step` gave.
-        overflowed: 0-d bool, whether the scaler left the step out.
-    """
-    if isinstance(reason, str):
-        if reason != "stepped":  # nothing to step by, so nothing that could overflow
-            return reason
-        reason = torch.full((), STEP_CODE[reason], device=overflowed.device)
-    happened = reason == STEP_CODE["stepped"]
-    return torch.where(happened & overflowed.to(reason.device, non_blocking=True), STEP_CODE["scaler_overflow"], reason)

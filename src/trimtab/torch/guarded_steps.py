@@ -16,12 +16,9 @@ from torch import nn
 
 from trimtab.guard.words import GuardWords
 from trimtab.torch.gradients import gradient_norms
+from trimtab.torch.step_verdict import judged_window
 from trimtab.torch.veto import StepVeto
-from trimtab.values import STEP_REASONS
-
-_STEPPED, _ALL_SKIPPED, _NO_TOKENS, _NONFINITE_NORM = (
-    float(STEP_REASONS.index(reason)) for reason in ("stepped", "all_skipped", "no_tokens", "nonfinite_norm")
-)
+from trimtab.values import STEP_CODE, STEP_REASONS
 
 JUDGED, KEPT, SKIPPED = 0, 1, 2
 """Places in `Decided.counts`."""
@@ -41,11 +38,16 @@ class _Window:
 class GuardedSteps:
     """The optimizers that step a model's parameters, and their windows."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Knows no optimizer before it steps."""
+    def __init__(self, model: nn.Module, *, words: GuardWords) -> None:
+        """Knows no optimizer before it steps.
+
+        Args:
+            model: Whose parameters are stepped.
+            words: For what is to be said of a step that did not happen.
+        """
         self._model = model
         self._windows: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Window] = weakref.WeakKeyDictionary()
-        self._words = GuardWords(rank=0)
+        self._words = words
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps one of the model's parameters."""
@@ -64,7 +66,7 @@ class GuardedSteps:
             counts: (3,) int64, `Decided.counts`.
 
         Returns:
-            What became of the step, (3,) float64, and what is to be said of it when the host has it.
+            What became of the step, (1,) or (3,) float64, and what is to be said of it when the host has it.
         """
         window = self._windows.get(optimizer)
         if window is None:
@@ -72,21 +74,20 @@ class GuardedSteps:
         since = counts - window.counts.to(counts.device)
         window.counts = counts.clone()
         window.num_steps += 1
-        is_judged, is_empty = since[JUDGED] > 0, since[KEPT] == 0
+        is_judged = since[JUDGED] > 0
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        norms = gradient_norms(parameters)
-        norm = norms.total.detach().to(counts.device, torch.float64)
-        is_finite = torch.isfinite(norm)
-        if getattr(optimizer, "found_inf", None) is not None:
-            is_finite = torch.ones_like(is_empty)  # a gradient scaler has looked, and lowers its scale by what it saw
+        # A gradient scaler has looked for itself, and lowers its scale by what it saw.
+        has_scaler = getattr(optimizer, "found_inf", None) is not None
+        norms = None if has_scaler else gradient_norms(parameters)
+        verdict = judged_window(may_step=since[KEPT] > 0, has_skips=since[SKIPPED] > 0, norms=norms)
         veto = window.veto()
         assert veto is not None, "its optimizer is alive"
-        veto.drop_next(is_judged & (is_empty | ~is_finite))
-        why_empty = torch.where(since[SKIPPED] > 0, _ALL_SKIPPED, _NO_TOKENS)
-        why = torch.where(is_empty, why_empty, torch.where(is_finite, _STEPPED, _NONFINITE_NORM))
-        first = norms.first_nonfinite.to(counts.device, torch.float64)
-        facts = torch.stack([torch.where(is_judged, why, _STEPPED).to(torch.float64), first, norm])
-        return facts, partial(self._tell, parameters, window.num_steps)
+        veto.drop_next(is_judged & verdict.dropped)
+        facts = [torch.where(is_judged, verdict.code, STEP_CODE["stepped"])]
+        if norms is not None:
+            facts += [norms.first_nonfinite, norms.total.detach()]
+        together = torch.stack([fact.to(counts.device, torch.float64) for fact in facts])
+        return together, partial(self._tell, parameters, window.num_steps)
 
     def _tell(self, parameters: list[torch.Tensor], step: int, facts: list[float]) -> None:
         """Says why a step did not happen, where that is news.
@@ -96,10 +97,11 @@ class GuardedSteps:
             step: Which of the optimizer's steps it was, counted from the guard's first.
             facts: What `before_step` gave.
         """
-        why, first, norm = facts
-        if why == _NO_TOKENS:
+        reason = STEP_REASONS[int(facts[0])]
+        if reason == "no_tokens":
             self._words.no_tokens(step)
-        elif why == _NONFINITE_NORM:
+        elif reason == "nonfinite_norm":
+            _, first, norm = facts
             culprit = parameters[int(first)] if first >= 0 else None
             names = (name for name, parameter in self._model.named_parameters() if parameter is culprit)
             self._words.nonfinite_norm(step, norm=norm, parameter=next(names, None))

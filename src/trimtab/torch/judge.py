@@ -14,26 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from trimtab.guard.figures import MicroFigures
-from trimtab.run import REASON_CODE, RunCore
+from trimtab.guard.figures import MicroFigures, sum_to_judge
+from trimtab.run import RunCore
 from trimtab.torch.decision import Decision
 from trimtab.torch.device_rule import DeviceRule
+from trimtab.torch.figures import HeardFigures, Shown, counts_here, is_finite_number, judged_together
 from trimtab.torch.late import LateFigures
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.transfer import HostNumber, to_host
-from trimtab.values import VERDICT_REASONS
+from trimtab.torch.transfer import HostNumber, has_side_stream, to_host
+from trimtab.values import REASON_CODE
 
-_HOST_DEVICES: Final = ("cpu", "mps")
-"""Where the host decides unless told otherwise: reading a loss on the CPU waits for nothing, and mps has no float64."""
-
-_REASON: Final = 7
-_KEEP: Final = 8
-"""Places in what is copied to the host, behind the three figures of all ranks and the four of this one."""
+_CODE, _KEEP = map(HeardFigures._fields.index, ("code", "keep"))
 
 LeadingRow = Callable[[], int | None]
 
@@ -98,7 +94,6 @@ class Judge:
             GuardLockupError: If the guard is set to raise on a lock-up, and the host decides.
         """
         own = _own_figures(micro_batch, extra=extra, beyond=beyond)
-        # Without tokens only a further term has a gradient; that of ignored losses is 0, or NaN where they are.
         has_terms = extra is not None or beyond is not None
         if self._on_device is None:
             self._settle(own.device)
@@ -110,29 +105,27 @@ class Judge:
         guard = self._core.guard
         assert guard is not None, "a judge belongs to a run with a guard"
         decide = guard.config.decide
+        # Unasked, a device decides where the host hears of it without waiting: else the host would wait all the same.
         # mps decides nothing, also where it is asked to: it has no float64.
-        self._on_device = device.type != "mps" and (
-            decide == "device" or (decide == "auto" and device.type not in _HOST_DEVICES)
-        )
+        is_asked = decide == "device" or (decide == "auto" and has_side_stream(device))
+        self._on_device = is_asked and device.type != "mps"
         if self._on_device:
             self._rule = DeviceRule(guard.config, device=device)
-            self._rule.load(guard)
-            self._last_step = guard.state_dict()["last_step"] or 0
+            self._rule.load(guard.history)
+            self._last_step = guard.history.last_step or 0
 
     def _on_the_host(self, own: torch.Tensor, leading_row: LeadingRow, *, has_terms: bool) -> Judgement:
-        loss_sum, tokens, aux, beyond = own.tolist()  # one read of the host for all figures
+        own = own.to("cpu", torch.float64)  # one read of the host for all figures; mps has no float64
+        loss_sum, tokens, aux, beyond = own.tolist()
         figures = MicroFigures(loss_sum, int(tokens), aux, beyond)
         own_sum = figures.own_sum
-        is_finite = math.isfinite(own_sum)
         if not self._ranks.alone:
-            flag = tokens > 0 and not is_finite
-            shown = [own_sum if is_finite else 0.0, tokens, float(flag)]
-            summed = self._ranks.summed(torch.tensor(shown, dtype=torch.float64, device=own.device))
-            figures = figures._replace(together=_together(*summed.tolist()))
+            shown = Shown.of(torch.tensor(own_sum, dtype=torch.float64), own[1])
+            summed = self._ranks.summed(torch.stack(shown))
+            figures = figures._replace(together=judged_together(*summed.tolist()))
         verdict = self._core.judge(figures, leading_row=leading_row)
-        counts = verdict.keep and (figures.num_tokens > 0 or (has_terms and is_finite))
-        code = REASON_CODE[verdict.reason]
-        return Judgement(Decision(verdict.keep, counts, code), reason=code, keep=verdict.keep)
+        counts = counts_here(verdict.keep, has_tokens=tokens > 0, is_finite=math.isfinite(own_sum), has_terms=has_terms)
+        return Judgement(Decision(verdict.keep, counts), reason=REASON_CODE[verdict.reason], keep=verdict.keep)
 
     def _on_the_device(
         self, own: torch.Tensor, num_tokens: torch.Tensor, leading_row: LeadingRow, *, has_terms: bool
@@ -143,42 +136,29 @@ class Judge:
             self._rule.reset()  # as the guard will, when it hears of it
         self._last_step = core.step
 
-        loss_sum, tokens, aux, beyond = own.unbind()
-        judged = loss_sum + aux * 0.0 + beyond * tokens
-        is_finite, has_tokens = torch.isfinite(judged), tokens > 0
-        # A sum over ranks with one NaN in it is NaN for all: what is not finite is told by a flag.
-        figures = torch.stack([torch.where(is_finite, judged, 0.0), tokens, (has_tokens & ~is_finite).to(tokens.dtype)])
-        together = self._ranks.summed(figures)
+        own_sum, tokens = sum_to_judge(*own.unbind()), own[1]
+        together = self._ranks.summed(torch.stack(Shown.of(own_sum, tokens)))
         ruling = self._rule.decide(*together.unbind())
-
-        counts = ruling.keep & ((has_tokens | is_finite) if has_terms else has_tokens)
         core.window.count(
             skipped=(~ruling.keep).to(torch.int64),
             num_tokens=together[1].to(torch.int64),
             num_own_tokens=num_tokens,
         )
-        copy = to_host(
-            torch.cat([together, own, torch.stack([ruling.reason.to(own.dtype), ruling.keep.to(own.dtype)])])
-        )
+        copy = to_host(HeardFigures.on_device(together, own, ruling))
         hear = partial(self._hear, step=core.step, micro=core.window.num_micros, leading_row=leading_row)
         self._late.add(copy, hear)
-        decision = Decision(ruling.keep, counts, ruling.reason)
-        return Judgement(decision, reason=HostNumber(copy, _REASON), keep=HostNumber(copy, _KEEP))
+        counts = counts_here(
+            ruling.keep, has_tokens=tokens > 0, is_finite=is_finite_number(own_sum), has_terms=has_terms
+        )
+        return Judgement(Decision(ruling.keep, counts), reason=HostNumber(copy, _CODE), keep=HostNumber(copy, _KEEP))
 
     def _hear(self, numbers: list[float], *, step: int, micro: int, leading_row: LeadingRow) -> None:
         """Lets the guard decide once more, by the same figures."""
-        loss_sum, tokens, aux, beyond = numbers[3:7]
-        together = None if self._ranks.alone else _together(*numbers[:3])
-        figures = MicroFigures(loss_sum, int(tokens), aux, beyond, together)
+        heard = HeardFigures(*numbers)
+        figures = heard.figures(alone=self._ranks.alone)
         verdict = self._core.judge_late(figures, step=step, micro=micro, leading_row=leading_row)
-        decided = VERDICT_REASONS[int(numbers[_REASON])]
-        if verdict.reason != decided:
-            self._core.tell_disagreement(verdict, decided=decided, step=step, micro=micro)
-
-
-def _together(loss_sum: float, num_tokens: float, num_nonfinite: float) -> tuple[float, int]:
-    """The figures of all ranks as a guard takes them: a sum that hides what is not finite is NaN."""
-    return math.nan if num_nonfinite else loss_sum, int(num_tokens)
+        if verdict.reason != heard.reason:
+            self._core.tell_disagreement(verdict, decided=heard.reason, step=step, micro=micro)
 
 
 def _own_figures(micro_batch: RowLosses, *, extra: torch.Tensor | None, beyond: torch.Tensor | None) -> torch.Tensor:

@@ -27,9 +27,6 @@ class LateFigures:
     def __init__(self) -> None:
         self._waiting: deque[tuple[_Copy, Callable[[list[float]], None]]] = deque()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, copy: _Copy, on_arrival: Callable[[list[float]], None]) -> None:
         """Begins to wait for a copy; nothing is done about it yet, also where it has arrived.
 
@@ -49,10 +46,6 @@ class LateFigures:
         """Does what is to be done about everything that was added; waits for the device."""
         while self._waiting:
             self._hear()
-
-    def clear(self) -> None:
-        """Forgets what is on its way."""
-        self._waiting.clear()
 
     def _hear(self) -> None:
         copy, on_arrival = self._waiting.popleft()

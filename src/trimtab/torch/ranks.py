@@ -30,6 +30,7 @@ class Ranks:
         group: Their process group; None: this process is alone.
         records: Whether this rank's rows belong into the log: where several groups train on the same rows (tensor or
             context parallelism), those of the group that the first process of all is in.
+        device_types: Where the group's backends can sum, the first where none of them fits; none when alone.
     """
 
     rank: int

@@ -25,19 +25,13 @@ from trimtab.errors import GuardLockupError, UsageError
 from trimtab.guard import GuardConfig
 from trimtab.notices import say
 from trimtab.run import RunCore, switched_off
-from trimtab.torch.gate import Gate, after_scaler
-from trimtab.torch.gradients import (
-    GradientNorms,
-    clip_gradients,
-    current_lr,
-    gradient_norms,
-    loss_scale,
-    scale_gradients,
-)
+from trimtab.torch.gate import Gate
+from trimtab.torch.gradients import GradientNorms, clip_gradients, gradient_norms, scale_gradients
 from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.meeting import meeting_place
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.schedule import current_lr, loss_scale
 from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, checked_divisor
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
@@ -115,7 +109,7 @@ class Run:
         if dataset is not None:
             header = self._described(header, dataset=dataset, row_id=row_id)
         self._ranks = Ranks.of(process_group)
-        meet = meeting_place(self._ranks, out=out)
+        meet = meeting_place(self._ranks, out=out, header=header, guard=guard)
         self._new_core = partial(
             RunCore, header, out=out, guard=guard, record=record and self._ranks.records, meet=meet
         )
@@ -174,8 +168,9 @@ class Run:
                 (or by the `num_micros` of `begin_window`), and left out with the micro-batch when it is skipped.
 
         Returns:
-            A 0-d tensor. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it is for backward
-            only: its scale is put right by `step`.
+            A 0-d tensor. With a guard its backward must come before the next `micro_batch` and before `step`: a later
+            one raises `UsageError`. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it is for
+            backward only: its scale is put right by `step`.
 
         Raises:
             UsageError: If the window is complete already, or a shape, dtype or combination makes no sense.
@@ -190,7 +185,7 @@ class Run:
             )
         self._mean.check_aux(aux)
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
-        return self._mean.take(reduced, aux, self._gate.take(reduced, extra=aux))
+        return self._gate.watched(self._mean.take(reduced, aux, self._gate.take(reduced, extra=aux)))
 
     @property
     def window_complete(self) -> bool:
@@ -238,25 +233,25 @@ class Run:
         if scaler is not None:
             scale_before = loss_scale(scaler, device=self._device())
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
-        gate.close_window()
-        norms = self._put_right() if gate.drop_reason() is None else None
+        parameters = gate.parameters()
+        norms = None if gate.close_window() else self._put_right(parameters)
         # A scaler that is at work looks for itself, and halves its scale.
         scales = scaler is not None and scaler.is_enabled()
-        reason = gate.judge_step(None if scales else norms)
+        verdict = gate.judge_step(None if scales else norms)
         if norms is not None and self._max_grad_norm is not None:
-            clip_gradients(gate.parameters(), max_norm=self._max_grad_norm, norm=norms.total)
+            clip_gradients(parameters, max_norm=self._max_grad_norm, norm=norms.total)
         if scaler is None or scale_before is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
             scaler.update()
             overflowed = loss_scale(scaler, device=scale_before.device) < scale_before
-            reason = after_scaler(reason, overflowed=overflowed)
+            verdict = verdict.after_scaler(overflowed=overflowed)
         optimizer.zero_grad(set_to_none=True)
         outcome = gate.end(
-            reason,
+            verdict,
             loss=self._mean.reported_loss(window),
-            num_tokens=self._mean.totals.num_tokens,
+            num_tokens=self._mean.num_tokens,
             norm=norms.total if norms is not None else None,
             clip_at=self._max_grad_norm,
             lr=current_lr(optimizer),
@@ -265,9 +260,9 @@ class Run:
         self._mean.begin()
         return outcome
 
-    def _put_right(self) -> GradientNorms | None:
+    def _put_right(self, parameters: Sequence[nn.Parameter]) -> GradientNorms | None:
         """Gives the window's gradients their scale; measures them where anybody wants to know."""
-        core, parameters = self._core, self._gate.parameters()
+        core = self._core
         is_judged = core.guard is not None
         factor = self._mean.factor(core.window, is_judged=is_judged)
         if factor is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from trimtab.notices import warn
 
@@ -62,11 +63,16 @@ class RunningStatistics:
         self._versions: list[int] = []
         self._changed: dict[str, None] = {}
         self._said_changed = self._said_unseen = False
-        self._handles = []
-        if self._modules or self._others:
+        self._root = root
+        self._handles: list[RemovableHandle] = []
+        self.hook()
+
+    def hook(self) -> None:
+        """Watches the forwards that come, again after `remove`; does nothing where it does so already."""
+        if not self._handles and (self._modules or self._others):
             self._handles = [
-                root.register_forward_pre_hook(_Hook(self._before_forward)),
-                root.register_forward_hook(_Hook(self._after_forward)),
+                self._root.register_forward_pre_hook(_Hook(self._before_forward)),
+                self._root.register_forward_hook(_Hook(self._after_forward)),
             ]
 
     def keep_or_restore(self, counts: bool | torch.Tensor) -> None:  # noqa: FBT001 - the verb's only object
@@ -101,9 +107,12 @@ class RunningStatistics:
         self._was_taken = False
 
     def remove(self) -> None:
-        """Stops watching."""
+        """Stops watching, and forgets the micro-batch at hand; `hook` goes on."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
+        self._is_taken = self._was_taken = False
+        self._pending = True
 
     def _before_forward(self, _: nn.Module) -> None:
         self._restore()
@@ -142,7 +151,8 @@ class RunningStatistics:
         warn(
             "guard",
             f"Running statistics that the guard cannot put back: {_listed(self.names)}. A micro-batch that is skipped "
-            "stays in them: that is so inside torch.compile, and where a part of the model is called by itself. "
+            "stays in them: that is so inside torch.compile, where a part of the model is called by itself, and in the "
+            "first forward after a run was closed. "
             "Compile the parts around these modules, or put these into eval mode.",
         )
 

@@ -12,26 +12,28 @@ On mps, which has no float64, the same code runs on the CPU, and the call waits 
 
 from __future__ import annotations
 
-import math
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trimtab.errors import GuardLockupError, UsageError
+from trimtab.errors import UsageError
 from trimtab.guard import LossGuard, PerTokenLossGuard
-from trimtab.notices import warn_once
-from trimtab.torch.decided import SIZE, Decided, DecidedMicro, unheard
+from trimtab.guard.acting import Acting
+from trimtab.guard.history import History
+from trimtab.guard.words import GuardWords
+from trimtab.torch.decided import Decided
 from trimtab.torch.device_rule import DeviceRule
+from trimtab.torch.figures import Shown, counts_here, is_finite_number
 from trimtab.torch.guarded_steps import GuardedSteps
+from trimtab.torch.hearing import Hearing
 from trimtab.torch.late import LateFigures
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.statistics import RunningStatistics
 from trimtab.torch.transfer import to_host
-from trimtab.values import VERDICT_REASONS
 
 
 class TensorGuard:
@@ -54,30 +56,31 @@ class TensorGuard:
         self._guard = weakref.ref(guard)
         self._model = model
         self._process_group = process_group
-        self._ranks = Ranks.of(process_group)
+        self._words = GuardWords(rank=0)
+        self._meet()
         self._mask = GradientMask(model, parameters=model.parameters)
         self._mask.hook()
         self._statistics = RunningStatistics(model)
-        self._steps = GuardedSteps(model)
+        self._steps = GuardedSteps(model, words=self._words)
         self._late = LateFigures()
-        self._lockup: GuardLockupError | None = None
+        self._awaits_backward = False
         self._place_on(self._device_of_model())
         watch = register_optimizer_step_pre_hook(_BeforeStep(self))
         weakref.finalize(self, _let_go, watch, self._mask, self._statistics)
 
+    def _meet(self) -> None:
+        """Finds out who the ranks are, and so who speaks."""
+        self._ranks = Ranks.of(self._process_group)
+        self._words.rank = self._ranks.rank
+        self._present_guard().quiet = self._ranks.rank > 0
+
     def _place_on(self, device: torch.device) -> None:
         guard = self._present_guard()
         self._device = device
-        self._decided = Decided(device=device)
-        self._heard = self._num_skips_heard = self._num_calls = 0
         self._rule = DeviceRule(guard.config, device=device)
-        self._rule.load(guard)
-        self._zero = torch.zeros((), dtype=torch.float64, device=device)
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this process tells what all of them decided."""
-        return self._ranks.rank == 0
+        self._rule.load(guard.history)
+        self._decided = Decided(device=device)
+        self._hearing = Hearing(self._guard, rule=self._rule, decided=self._decided, late=self._late, words=self._words)
 
     # Once a micro-batch.
 
@@ -104,31 +107,32 @@ class TensorGuard:
             tokens = num_tokens.detach().to(self._device, torch.float64)
         else:
             tokens = torch.full((), num_tokens, dtype=torch.float64, device=self._device)
-        is_finite, has_tokens = torch.isfinite(loss), tokens > 0
-        # Without tokens there is no loss, whatever stands there, and 0 / 0 is nobody's fault.
-        local = [torch.where(is_finite & has_tokens, loss, self._zero), tokens, (has_tokens & ~is_finite).double()]
-        figures = self._ranks.summed(torch.stack(local))
+        figures = self._ranks.summed(torch.stack(Shown.of(loss, tokens)))
         ruling = self._rule.decide(figures[0], figures[1], figures[2])
         self._decided.add(figures, keep=ruling.keep, reason=ruling.reason)
-        counts = ruling.keep & has_tokens
-        self._mask.set(counts)
+        has_tokens = tokens > 0
+        self._mask.set(
+            counts_here(ruling.keep, has_tokens=has_tokens, is_finite=is_finite_number(loss), has_terms=False)
+        )
         if not torch.compiler.is_compiling():
-            self._statistics.keep_or_restore(counts)
+            # By the verdict: a batch without tokens is kept, and was seen.
+            self._statistics.keep_or_restore(ruling.keep)
+            self._awaits_backward = loss_sum.requires_grad
         return self._mask.kept(loss_sum)
 
     def _before_call(self) -> None:
         """What needs no compiled graph: who the ranks are, where the state is, hooks, and what has arrived."""
         if self._ranks.alone:
-            self._ranks = Ranks.of(self._process_group)
+            self._meet()
         device = self._device_of_model()
         if device != self._device:
-            self.settle()
+            self._hearing.settle()
             self._place_on(device)
+        if self._awaits_backward and not self._mask.has_passed:
+            self._words.no_backward()
         self._mask.hook()
-        self._num_calls += 1
-        if self._num_calls % (SIZE // 2) == 0:
-            self._late.add(to_host(self._decided.newest()), self._hear)
-        self._poll()
+        self._hearing.count()
+        self._hearing.poll()
 
     # Once a step of an optimizer that holds parameters of the model.
 
@@ -142,13 +146,15 @@ class TensorGuard:
             return
         self._statistics.settle()
         facts, tell = self._steps.before_step(optimizer, counts=self._decided.counts)
-        self._mask.set(True)  # a backward that nobody judged is none of the guard's business
-        self._late.add(to_host(self._decided.newest()), self._hear)
-        if self.speaks:
-            self._late.add(to_host(facts), tell)
-        self._poll()
+        if not self._hearing.num_counted:
+            self._mask.hook()  # a call within a compiled graph can not
+        self._mask.open()  # a backward that nobody judged is none of the guard's business
+        self._awaits_backward = False
+        self._hearing.send_for()
+        self._late.add(to_host(facts), tell)
+        self._hearing.poll()
 
-    # Late.
+    # For the guard, on the host.
 
     def settle(self) -> None:
         """Lets the guard judge all that was decided and that it has not heard of yet; waits for the device.
@@ -156,74 +162,11 @@ class TensorGuard:
         Raises:
             GuardLockupError: As a call does.
         """
-        self._late.drain()
-        self._hear(self._decided.newest().tolist())
-        self._raise_lockup()
+        self._hearing.settle()
 
-    def load(self, guard: LossGuard | PerTokenLossGuard) -> None:
-        """Goes on from where the guard stands, which has heard of everything; waits for the device."""
-        self._rule.load(guard)
-
-    def _poll(self) -> None:
-        self._late.poll()
-        self._raise_lockup()
-
-    def _raise_lockup(self) -> None:
-        error, self._lockup = self._lockup, None
-        if error is not None:
-            raise error
-
-    def _hear(self, values: list[float]) -> None:
-        guard = self._present_guard()
-        micros = unheard(values, heard=self._heard)
-        if not micros:
-            return
-        num_lost = micros[0].place - self._heard - 1
-        if num_lost:
-            self._take_over_history(num_lost)
-            return
-        self._heard = micros[-1].place
-        for micro in micros:
-            loss_sum = math.nan if micro.num_nonfinite else micro.loss_sum
-            reason = VERDICT_REASONS[micro.reason]
-            self._num_skips_heard += reason in ("nonfinite", "spike")
-            try:
-                verdict = guard.hear(loss_sum, micro.num_tokens)
-            except GuardLockupError as error:
-                # The device has skipped this one, and the host remembers nothing of it: both go on alike.
-                self._lockup = self._lockup or error
-                continue
-            if verdict.reason != reason:
-                self._say_differing(micro, expected=verdict.reason)
-
-    def _take_over_history(self, num_lost: int) -> None:
-        """Where the device has overwritten what the host had not heard of, its history is the guard's; waits for it."""
-        guard = self._present_guard()
-        num_judged, _, num_skipped = self._decided.counts.tolist()
-        num_new, num_new_skips = num_judged - self._heard, num_skipped - self._num_skips_heard
-        self._heard, self._num_skips_heard = num_judged, num_skipped
-        state = guard.state_dict()
-        state["rule"]["window"]["values"], losses, num_finite = self._rule.history()
-        state["streak"] = {"num_finite": num_finite, "num_nonfinite": 0, "losses": losses}
-        state["num_judged"] += num_new
-        state["num_skipped"] += num_new_skips
-        guard.load_state_dict(state)
-        warn_once(
-            "guard",
-            f"Guard: more than {SIZE} micro-batches were decided within a compiled graph between two steps of an "
-            f"optimizer. The history goes on as the device has it; {num_lost} verdicts are counted and nothing else is "
-            "said of them.",
-            cause="lost verdicts",
-        )
-
-    def _say_differing(self, micro: DecidedMicro, *, expected: str) -> None:
-        warn_once(
-            "guard",
-            f"Guard: micro-batch {micro.place} (loss sum {micro.loss_sum}, {micro.num_tokens} tokens) was decided on "
-            f"{self._device} as {VERDICT_REASONS[micro.reason]}, and the host's rule says {expected}. What the device "
-            "decided was done. This is an error in Trimtab: please report it with these numbers.",
-            cause="differing verdicts",
-        )
+    def load(self, history: History) -> None:
+        """Goes on from the guard's history; waits for the device."""
+        self._rule.load(history)
 
     # Within.
 
@@ -237,6 +180,10 @@ class TensorGuard:
         if parameter is None or parameter.device.type == "mps":
             return torch.device("cpu")
         return parameter.device
+
+
+if TYPE_CHECKING:
+    _is_acting: type[Acting] = TensorGuard  # the guard loads it by its name: checked here
 
 
 class _BeforeStep:

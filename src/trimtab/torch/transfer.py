@@ -1,8 +1,8 @@
 """Tensors on their way to the host: the training thread starts the copy, the writer thread waits for it.
 
-A tensor on the CPU is handed over as it is. One on a CUDA device is copied to pinned memory by a side stream, which
-waits for the stream that computed it; nothing here makes the training thread wait. Other devices have no such stream,
-and the copy waits.
+A tensor on the CPU is handed over as it is. One on a device that has a side stream (`has_side_stream`: CUDA) is copied
+to pinned memory by that stream, which waits for the one that computed it; nothing here makes the training thread wait.
+Other devices have none here, and the copy waits.
 """
 
 from __future__ import annotations
@@ -104,8 +104,13 @@ class HostNumber:
         return float(self) != 0
 
 
+def has_side_stream(device: torch.device) -> bool:
+    """Whether what is on this device comes to the host without anybody waiting for it."""
+    return device.type == "cuda"
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
-    """Starts bringing a tensor to the host without waiting for a CUDA device.
+    """Starts bringing a tensor to the host; waits only for a device without a side stream.
 
     Args:
         tensor: Any shape; a dtype that numpy knows.
@@ -114,15 +119,11 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor | InFlight:
         Something that `numpy.asarray` turns into an array.
     """
     tensor = tensor.detach()
-    if tensor.device.type == "cpu":
-        return tensor
-    if tensor.device.type == "cuda":
-        return InFlight(tensor)
-    return tensor.cpu()
+    return InFlight(tensor) if has_side_stream(tensor.device) else tensor.cpu()
 
 
 def to_host_together(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Starts bringing the 0-d tensors among some values to the host, by one copy a CUDA device; does not wait for one.
+    """Starts bringing the 0-d tensors among some values to the host, by one copy a device; waits as `to_host`.
 
     Args:
         values: Numbers, and 0-d tensors not to be changed afterwards; anything else is handed through.
@@ -135,7 +136,7 @@ def to_host_together(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             continue
-        if value.device.type == "cuda":
+        if has_side_stream(value.device):
             together.setdefault(value.device, []).append(name)
         else:
             brought[name] = HostNumber(value.detach().cpu().to(torch.float64).reshape(1), 0)

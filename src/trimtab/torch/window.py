@@ -10,7 +10,6 @@ known, and `WindowMean.factor` puts the gradients right before they are clipped.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,45 +21,34 @@ from trimtab.torch.losses import RowLosses
 from trimtab.torch.ranks import Ranks
 
 
-def _no_tokens() -> torch.Tensor:
-    return torch.zeros((), dtype=torch.int64)
+def unless_empty(loss: torch.Tensor, *, may_step: bool | torch.Tensor) -> torch.Tensor:
+    """A window's loss, or NaN where nothing in it was kept: 0.0 would look perfect. Never waits.
 
-
-@dataclass(slots=True)
-class WindowTotals:
-    """What a window holds so far; 0-d tensors, on the device as soon as a micro-batch was added.
-
-    Attributes:
-        loss: Sum over kept micro-batches of what the window's loss is made of.
-        num_tokens: Supervised tokens of this rank, those of skipped micro-batches among them.
-        num_kept_tokens: Supervised tokens that take part in the update.
+    Args:
+        loss: 0-d.
+        may_step: Whether anything was kept, a bool or 0-d on the device.
     """
-
-    loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
-    num_tokens: torch.Tensor = field(default_factory=_no_tokens)
-    num_kept_tokens: torch.Tensor = field(default_factory=_no_tokens)
-
-    def add(self, loss: torch.Tensor, num_tokens: torch.Tensor, decision: Decision | None) -> None:
-        """Adds a micro-batch; `loss` is detached here. One that does not count adds to `num_tokens` alone."""
-        loss, num_kept_tokens = loss.detach(), num_tokens
-        if decision is not None:
-            loss, num_kept_tokens = decision.kept(loss), decision.by_verdict(num_tokens)
-        self.loss = self.loss + loss
-        self.num_tokens = self.num_tokens + num_tokens
-        self.num_kept_tokens = self.num_kept_tokens + num_kept_tokens
+    if isinstance(may_step, bool):
+        may_step = torch.full((), may_step, device=loss.device)
+    return torch.where(may_step.to(loss.device, non_blocking=loss.device.type != "cpu"), loss, math.nan)
 
 
-def removed_factor(counts: WindowCounts, *, by_token: bool) -> float | torch.Tensor:
+def removed_factor(
+    counts: WindowCounts, *, by_token: bool, num_items: int | torch.Tensor | None = None
+) -> float | torch.Tensor:
     """What takes skipped micro-batches out of a divisor that a host has used already; 0-d where a device decides.
 
     Args:
         counts: The window; where nothing in it was kept, the factor is 0.
         by_token: Whether the host divided by the tokens of the window (of all ranks), and not by its micro-batches.
+        num_items: Those tokens as the host has counted them itself; asked for where a micro-batch was not judged, whose
+            tokens are in no other count. None: the factor is 1 then.
     """
-    whole, kept = counts.num_micros, counts.num_kept_micros
-    if by_token:
-        whole, kept = counts.num_tokens, counts.num_kept_tokens
-    return _quotient(whole, kept)
+    if not by_token:
+        return _quotient(counts.num_micros, counts.num_kept_micros)
+    if not counts.has_unjudged:
+        return _quotient(counts.num_tokens, counts.num_kept_tokens)
+    return 1.0 if num_items is None else _quotient(num_items, num_items - counts.num_skipped_tokens)
 
 
 def _quotient(dividend: float | torch.Tensor, divisor: int | torch.Tensor) -> float | torch.Tensor:
@@ -74,7 +62,8 @@ class WindowMean:
     """Turns the loss sums of micro-batches into losses for backward, and their gradients into those of a mean.
 
     Attributes:
-        totals: The window that is being filled.
+        num_tokens: Supervised tokens of this rank in the window that is being filled, those of skipped micro-batches
+            among them; 0-d, on the device as soon as it holds a micro-batch.
         divisor: What loss sums are divided by under "window"; any fixed number does, so the first micro-batch sets it.
     """
 
@@ -89,19 +78,20 @@ class WindowMean:
             removed: Whether skipped tokens leave the divisor.
             ranks: The processes that share a window; their gradients are averaged.
         """
-        self.totals = WindowTotals()
         self.divisor: float | None = None
         self._by_token = normalize == "window"
         self._accumulation = accumulation
         self._removed = removed
         self._ranks = ranks
-        self._announced_tokens: int | None = None
-        self._aux_divisor = accumulation
+        self.begin()
 
     def begin(self) -> None:
         """Forgets the window that was stepped."""
-        self.totals = WindowTotals()
-        self._announced_tokens, self._aux_divisor = None, self._accumulation
+        self.num_tokens = torch.zeros((), dtype=torch.int64)
+        self._num_kept_tokens = torch.zeros((), dtype=torch.int64)
+        self._loss_sum = torch.zeros(())
+        self._announced_tokens: int | None = None
+        self._aux_divisor = self._accumulation
 
     def announce(self, *, num_tokens: int, num_micros: int | None) -> None:
         """Tells what the window will hold, before its first micro-batch; tokens of all ranks, micro-batches of one."""
@@ -136,11 +126,11 @@ class WindowMean:
             Its loss for backward, 0-d.
         """
         if self._by_token:
-            self.totals.add(micro_batch.loss_sum, micro_batch.num_tokens, decision)
+            self._add(micro_batch.loss_sum, micro_batch.num_tokens, decision)
             loss = micro_batch.loss_sum / self._token_divisor(micro_batch)
         else:
             mean = micro_batch.loss_sum / micro_batch.num_tokens.clamp(min=1)
-            self.totals.add(mean, micro_batch.num_tokens, decision)
+            self._add(mean, micro_batch.num_tokens, decision)
             loss = mean / self._accumulation
         if aux is not None:
             loss = loss + aux / self._aux_divisor
@@ -166,18 +156,26 @@ class WindowMean:
         if is_judged:
             tokens = counts.num_kept_tokens if self._removed else counts.num_tokens
         else:
-            own = self.totals.num_tokens
+            own = self.num_tokens
             tokens = own if self._ranks.alone else self._ranks.summed(own.to(torch.float64).reshape(1))[0]
         # DDP and FSDP2 average over ranks.
         return _quotient(float(divisor * self._ranks.world_size), tokens)
 
     def reported_loss(self, counts: WindowCounts) -> torch.Tensor:
         """This rank's loss of the window without what was skipped, 0-d; NaN if nothing was kept: 0.0 looks perfect."""
-        totals = self.totals
         divisor: Any = self._num_micros(counts)
         if self._by_token:
-            divisor = totals.num_kept_tokens if self._removed else totals.num_tokens
-        return torch.where(totals.num_kept_tokens > 0, totals.loss / divisor, math.nan)
+            divisor = self._num_kept_tokens if self._removed else self.num_tokens
+        return unless_empty(self._loss_sum / divisor, may_step=self._num_kept_tokens > 0)
+
+    def _add(self, loss: torch.Tensor, num_tokens: torch.Tensor, decision: Decision | None) -> None:
+        """Adds a micro-batch to the window; one that does not count adds to `num_tokens` alone."""
+        loss, num_kept_tokens = loss.detach(), num_tokens
+        if decision is not None:
+            loss, num_kept_tokens = decision.kept(loss), decision.by_verdict(num_tokens)
+        self._loss_sum = self._loss_sum + loss
+        self.num_tokens = self.num_tokens + num_tokens
+        self._num_kept_tokens = self._num_kept_tokens + num_kept_tokens
 
     def _token_divisor(self, micro_batch: RowLosses) -> float:
         if self._announced_tokens is not None:

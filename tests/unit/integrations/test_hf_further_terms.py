@@ -8,7 +8,7 @@ from transformers import Trainer
 
 import trimtab
 from trimtab import GuardConfig
-from trimtab.integrations.hf_window import loss_beyond_rows
+from trimtab.integrations.hf_terms import loss_beyond_rows
 from trimtab.torch.losses import reduce_to_rows
 
 GUARD = GuardConfig(multiplier=3.0)

@@ -137,7 +137,7 @@ def test_a_history_that_was_loaded_replaces_the_one_before() -> None:
     for loss in (10.0, 10.0, 10.0, 50.0):
         guard.check(loss, 1)
 
-    rule.load(guard)
+    rule.load(guard.history)
 
     assert reasons_of(rule, [19.0, 60.0, 61.0, 62.0]) == ["normal", "spike", "spike", "rebaselined"]
 
@@ -150,7 +150,7 @@ def test_the_state_stays_where_it_is(config: GuardConfig) -> None:
 
     # when
     reasons_of(rule, [1.0] * 30 + [9.0, math.nan])
-    rule.load(guard)
+    rule.load(guard.history)
     rule.reset()
 
     # then

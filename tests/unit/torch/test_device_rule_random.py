@@ -130,7 +130,7 @@ def prove_equal(rule: str, *, num_sequences: int, length: int, seed: int) -> np.
             seen += np.bincount(told.reason.astype(int).ravel(), minlength=len(seen))
             rules = [DeviceRule(config, device="cpu") for _ in range(num)]
             for fresh, guard in zip(rules, guards, strict=True):
-                fresh.load(guard)
+                fresh.load(guard.history)
     return seen
 
 

@@ -232,11 +232,87 @@ def test_a_new_parameter_is_hooked_and_one_that_left_is_let_go():
     mask.hook()
 
     shown[1] = new
+    mask.open()
     mask.hook()
     mask.set(False)
     (kept + left + new).sum().backward()
 
     assert [parameter.grad.item() for parameter in (kept, left, new)] == [0.0, 1.0, 0.0]
+
+
+def test_what_takes_another_parameters_place_before_the_first_verdict_is_hooked():
+    # given a mask that was made before the model was made ready (sharded, assigned to)
+    left, new = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    shown = [left]
+    mask = GradientMask(None, parameters=lambda: shown)
+    mask.hook()
+
+    shown[0] = new
+    mask.hook()
+    mask.set(False)
+    new.sum().backward()
+
+    assert new.grad.item() == 0.0
+
+
+@DECIDERS
+def test_a_layer_that_is_put_in_within_a_window_has_its_hook_from_the_next_call_on(decide):
+    # given
+    model = net()
+    mask = mask_of(model)
+    mask.hook()
+    mask.set(says(True, decide))
+    mask.kept(healthy_loss(model, 0)).backward()
+    model.zero_grad()
+    # when
+    model.append(nn.Linear(5, 5))
+    loss = faulty_loss(model, 1, "nan activation")
+    mask.hook()
+    mask.set(says(False, decide))
+    mask.kept(loss).backward()
+    # then
+    assert all(parameter.grad.eq(0).all() for parameter in model.parameters())
+
+
+def test_all_parameters_are_looked_at_once_a_window_and_when_something_is_unfrozen():
+    # given
+    model, walks = net(), []
+    model[2].requires_grad_(False)
+
+    def parameters():
+        walks.append(None)
+        return model.parameters()
+
+    mask = GradientMask(model, parameters=parameters)
+    # when / then
+    for window in (1, 2):
+        for _ in range(3):
+            mask.hook()
+            mask.set(True)
+        assert len(walks) == window
+        mask.open()
+    mask.hook()
+    model[2].requires_grad_(True)
+    mask.hook()
+    mask.hook()
+    assert len(walks) == 4
+
+
+@DECIDERS
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_backward_that_passed_since_the_last_verdict_is_known(decide, counts):
+    model = net()
+    mask = mask_of(model)
+    assert mask.has_passed, "no hook is there that it could pass"
+    mask.hook()
+    for index in range(2):
+        loss = healthy_loss(model, index)
+        mask.set(says(counts, decide))
+        assert not mask.has_passed
+
+        mask.kept(loss).backward()
+
+        assert mask.has_passed
 
 
 def test_a_tied_weight_has_one_hook_however_often_it_is_shown_and_hooked():
@@ -413,7 +489,7 @@ def test_a_copy_of_a_hooked_model_in_memory_or_in_a_file_has_no_hooks():
 def test_zeros_are_lifted_where_there_was_no_gradient_and_nowhere_else():
     with_gradient, without = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     with_gradient.grad = torch.tensor([3.0])
-    mask = GradientMask(None, parameters=lambda: [with_gradient, without])
+    mask = GradientMask(None, parameters=lambda: [with_gradient, without], alone=True)
     mask.hook()
     mask.set(False)
     mask.kept((with_gradient + without).sum()).backward()
@@ -424,9 +500,22 @@ def test_zeros_are_lifted_where_there_was_no_gradient_and_nowhere_else():
     assert (with_gradient.grad.item(), without.grad) == (3.0, None)
 
 
+@pytest.mark.parametrize(("alone", "lifts"), [(False, True), (True, False)], ids=["several ranks", "kept, no token"])
+def test_zeros_stay_where_other_ranks_have_them_or_the_micro_batch_was_kept(alone, lifts):
+    weight = nn.Parameter(torch.ones(1))
+    mask = GradientMask(None, parameters=lambda: [weight], alone=alone)
+    mask.hook()
+    mask.set(False, lifts=lifts)
+    mask.kept(weight.sum()).backward()
+
+    mask.lift()
+
+    assert weight.grad.item() == 0.0
+
+
 def test_a_gradient_of_a_later_micro_batch_is_not_lifted():
     weight = nn.Parameter(torch.ones(1))
-    mask = GradientMask(None, parameters=lambda: [weight])
+    mask = GradientMask(None, parameters=lambda: [weight], alone=True)
     mask.hook()
     mask.set(False)
     mask.kept(weight.sum()).backward()

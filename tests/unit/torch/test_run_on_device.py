@@ -520,8 +520,9 @@ def test_a_device_that_decides_otherwise_than_the_host_is_said_once_and_recorded
 # The mask and the statistics.
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed and used again"])
 @pytest.mark.parametrize("decide", ["host", "device"])
-def test_running_statistics_never_saw_a_skipped_batch(decide):
+def test_running_statistics_never_saw_a_skipped_batch(decide, is_closed):
     def parts():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -540,6 +541,8 @@ def test_running_statistics_never_saw_a_skipped_batch(decide):
             run.micro_batch(losses, per="sample", rows=range(8)).backward()
             if i % 2:
                 run.step()
+            if i == 3 and is_closed:
+                run.close()
 
     # when a plain loop never sees that one
     oracle, its_optimizer = parts()

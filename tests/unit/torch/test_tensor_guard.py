@@ -132,6 +132,23 @@ def test_running_statistics_of_a_skipped_micro_batch_are_unlearned():
     assert all(torch.equal(value, before[name]) for name, value in model[1].state_dict().items())
 
 
+def test_running_statistics_of_a_micro_batch_without_tokens_are_those_without_a_guard():
+    def statistics_after(guarded):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        guard = PerTokenLossGuard(multiplier=2.0, model=model)
+        for num_tokens in (8, 0):
+            loss_sum = model(torch.full((2, 4), 1.0 + num_tokens)).sum() * 0 + num_tokens
+            (guard(loss_sum, num_tokens) if guarded else loss_sum).backward()
+        return model[1].state_dict()
+
+    torch.manual_seed(0)
+    found = statistics_after(True)
+    torch.manual_seed(0)
+    expected = statistics_after(False)
+    assert found["num_batches_tracked"] == 2
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 # What decides: the same as `check`, verdict for verdict.
 
 
@@ -347,6 +364,34 @@ def test_a_gradient_scaler_goes_on_as_if_the_window_had_not_been(optimizer_name,
     assert not any("gradient norm" in line for line in caplog.messages)
 
 
+@pytest.mark.parametrize("losses", [(1.0, 1.0), (1.0, 9.0), (9.0, 1.0)])
+def test_one_backward_for_two_calls_fails_and_is_explained_once(losses, caplog):
+    model = OneWeight()
+    guard = LossGuard(multiplier=2.0, model=model)
+    guard.remember_kept([1.0, 1.0, 1.0])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            sum(guard(model.weight * loss) for loss in losses).backward()
+    assert model.weight.grad is None
+    (warning,) = [line for line in caplog.messages if "no backward" in line]
+    assert "guard(loss) was called again" in warning
+    assert "Call backward on each loss" in warning
+
+
+def test_calls_that_need_no_backward_are_let_be(caplog):
+    model = OneWeight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = LossGuard(multiplier=2.0, model=model)
+    with torch.no_grad():  # an evaluation
+        guard(model.weight * 1.0)
+    guard(model.weight * 1.0).backward()
+    guard(torch.tensor(1.0)), guard(model.weight * 1.0)
+    optimizer.step()  # whatever was meant by that one
+    guard(model.weight * 9.0).backward()
+    guard(model.weight * 1.0).backward()
+    assert not any("no backward" in line for line in caplog.messages)
+
+
 # What it costs: nothing that waits, nothing that breaks a graph.
 
 WAITING = {
@@ -439,6 +484,48 @@ def test_a_compiled_step_is_one_graph_and_decides_as_an_eager_one(rule, backend,
     assert guard.state_dict() == host.state_dict()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_compiled_windows_of_several_micro_batches_are_heard_of_after_each_step():
+    torch._dynamo.reset()
+    model = OneWeight()
+    guard = LossGuard(multiplier=2.0, model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    compiled = torch.compile(lambda x: guard(model.weight * x.sum()), fullgraph=True, backend="eager")
+    with warnings.catch_warnings(action="ignore"):
+        for window in range(3):
+            for loss in (1.0, 1.0, 1.0, 9.0):
+                compiled(torch.tensor([loss], dtype=torch.float64)).backward()
+            guard(model.weight * 1.0).backward()
+            optimizer.step()
+            assert (guard.num_judged, guard.num_skipped) == (5 * window + 5, window + 1)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_parameter_that_a_compiled_step_trains_late_is_hooked_from_the_next_step_on(is_frozen):
+    # given: a compiled step that does not train a second weight, which is frozen or not yet there
+    torch._dynamo.reset()
+    model = OneWeight()
+    if is_frozen:
+        model.late = nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+    guard = LossGuard(multiplier=2.0, model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def loss_and_guard(x):
+        return guard(sum(parameter for parameter in model.parameters()) * x.sum())
+
+    with warnings.catch_warnings(action="ignore"):
+        compiled = torch.compile(loss_and_guard, fullgraph=True, backend="eager")
+        compiled(torch.ones(1, dtype=torch.float64)).backward()
+        optimizer.step()
+        # when: it is trained too, and a step later a micro-batch is skipped
+        model.late = nn.Parameter(torch.ones((), dtype=torch.float64))
+        compiled(torch.ones(1, dtype=torch.float64)).backward()
+        optimizer.step()
+        model.zero_grad()
+        compiled(torch.full((1,), math.nan, dtype=torch.float64)).backward()
+    # then
+    assert (model.weight.grad.item(), model.late.grad.item()) == (0.0, 0.0)
 
 
 def test_more_decisions_than_the_device_holds_are_counted_and_the_history_goes_on(caplog):

@@ -13,7 +13,7 @@ import torch
 import trimtab
 from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
-from trimtab.torch.transfer import InFlight, to_host
+from trimtab.torch.transfer import InFlight, has_side_stream, to_host
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
 
@@ -85,6 +85,12 @@ def test_every_field_of_a_step_and_a_micro_batch_may_still_be_in_flight(tmp_path
     assert rows["row"].tolist() == [7, 8]
     assert rows["num_tokens"].tolist() == [3, 4]
     assert math.isnan(rows["loss_sum"][1])
+
+
+def test_only_what_is_on_cuda_comes_to_the_host_without_anybody_waiting():
+    found = {kind: has_side_stream(torch.device(kind)) for kind in ("cuda", "cpu", "mps", "xpu", "meta")}
+
+    assert [kind for kind, has_one in found.items() if has_one] == ["cuda"]
 
 
 def test_a_tensor_on_the_cpu_is_handed_over_as_it_is():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.errors import UsageError
-from trimtab.torch.gradients import loss_scale
+from trimtab.torch.schedule import loss_scale
 from trimtab.torch.veto import StepVeto
 
 NUM_STEPS = 5

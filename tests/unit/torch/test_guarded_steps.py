@@ -1,0 +1,77 @@
+"""Which steps of an optimizer are dropped, by what was judged since its own last one."""
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trimtab.guard.words import GuardWords
+from trimtab.torch.guarded_steps import GuardedSteps
+
+
+def counts(judged, kept, skipped):
+    return torch.tensor([judged, kept, skipped])
+
+
+def make():
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=1.0), GuardedSteps(model, words=GuardWords(rank=0))
+
+
+def stepped(model, optimizer, steps, *, since_begin, gradient=1.0):
+    """Whether the weights moved; the words of the step are said."""
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    before = model.weight.detach().clone()
+    facts, tell = steps.before_step(optimizer, counts=since_begin)
+    optimizer.step()
+    tell(facts.tolist())
+    return not torch.equal(model.weight.detach(), before)
+
+
+@pytest.mark.parametrize(
+    ("since", "gradient", "expected", "said"),
+    [
+        (counts(2, 1, 1), 1.0, True, None),
+        (counts(2, 0, 2), 1.0, False, None),  # the skips were said
+        (counts(2, 0, 0), 1.0, False, "no supervised token"),
+        (counts(2, 2, 0), math.inf, False, "gradient such as this: weight"),
+        (counts(0, 0, 0), math.inf, True, None),  # nothing was judged
+    ],
+    ids=["kept", "all skipped", "no tokens", "nonfinite", "unjudged"],
+)
+def test_a_step_is_dropped_for_what_came_before_it(caplog, since, gradient, expected, said):
+    caplog.set_level(logging.WARNING, logger="trimtab")
+    assert stepped(*make(), since_begin=since, gradient=gradient) == expected
+    if said is None:
+        assert not caplog.messages
+    else:
+        [line] = caplog.messages
+        assert "Step 1" in line
+        assert said in line.replace("parameter with such a gradient", "gradient such as this")
+
+
+def test_each_optimizer_has_a_window_of_its_own():
+    model, often, steps = make()
+    rare = torch.optim.SGD(model.parameters(), lr=1.0)
+    assert stepped(model, often, steps, since_begin=counts(1, 1, 0))
+    assert not stepped(model, often, steps, since_begin=counts(2, 1, 1))
+    assert stepped(model, rare, steps, since_begin=counts(2, 1, 1))
+
+
+def test_an_optimizer_that_a_gradient_scaler_has_told_is_judged_by_its_window_alone():
+    model, optimizer, steps = make()
+    optimizer.found_inf = torch.zeros(())
+    facts, _ = steps.before_step(optimizer, counts=counts(1, 1, 0))
+    assert facts.tolist() == [0.0]
+    model.weight.grad = torch.full_like(model.weight, math.inf)
+    facts, _ = steps.before_step(optimizer, counts=counts(2, 2, 0))
+    assert facts.tolist() == [0.0]
+
+
+def test_an_optimizer_of_other_parameters_is_let_be():
+    _, optimizer, steps = make()
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    assert (steps.holds(optimizer), steps.holds(other)) == (True, False)
