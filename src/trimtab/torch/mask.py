@@ -74,7 +74,7 @@ class GradientMask:
         another's place, has its hook from then on; one that is gone loses it. After that it notices what was frozen and
         is no longer, and a module or parameter of the model that is more or less; what only took another's place, or
         only an optimizer knows, it meets in the next window. Of a thousand parameters in 750 modules the look at all
-        takes MEASURED_ALL ms of the host, the others MEASURED_FEW ms; neither waits for a device. The first call
+        takes 1.3 ms of the host, the others 0.03 ms; neither waits for a device. The first call
         after `fully_shard` gathers each of its modules once, on every rank. Within `torch.compile` it does nothing:
         call it once before.
 
