@@ -7,9 +7,9 @@ one line says so.
 
 Among several ranks rank 0 makes the folder, as it would alone, and with its first micro-batch or step tells the others
 where it is; each rank appends to a journal of its own. A run in which nothing is trained is that of rank 0 alone: so
-what it measures before the others begin is not taken for theirs. They need not begin together, and none waits for another: until it has heard, a
-rank keeps what it observes in memory (`trimtab.recorder.backlog` says how much), and only its `close` waits, for
-seconds. A rank that is lost costs the log its own rows from then on.
+what it measures before the others begin is not taken for theirs. They need not begin together, and none waits for
+another: until it has heard, a rank keeps what it observes in memory (`trimtab.recorder.backlog` says how much), and
+only its `close` waits, for seconds. A rank that is lost costs the log its own rows from then on.
 
 ```
   rank 0   put -> run folder -> Recorder -> tell            a `Meeting` carries the word: no collective, no lock

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab import GuardConfig, Run
+from trimtab.errors import UsageError
 
 NUM_MICROS = 2
 NUM_ROWS = 3
@@ -115,6 +117,34 @@ def train(
         except ArithmeticError:
             pass
     return {"folder": str(run.folder) if run.folder else None, "run_id": run.run_id, "collectives": counted.number}
+
+
+def train_behind_a_run_of_rank_0_alone(out: str, trains: bool) -> dict[str, Any]:
+    """Two runs alike, the first on rank 0 alone: it measures, or trains and ends; then both train under DDP."""
+    if dist.get_rank() == 0:
+        model = Scale()
+        with made_run(out, model) as alone:
+            alone.evaluation(1.0)
+            if trains:
+                one_step(alone, model, 1, planted=None)
+    joined = DistributedDataParallel(Scale())
+    with made_run(out, joined) as run:
+        for step in range(1, 6):
+            one_step(run, joined, step, planted=None)
+    return {"folder": str(run.folder)}
+
+
+def train_with_uneven_inputs(out: str) -> str:
+    """A guard within `Join`, where rank 1 has a step less."""
+    model = DistributedDataParallel(Scale())
+    run = made_run(out, model, guard=GuardConfig(rule="robust"))
+    try:
+        with run, Join([model]):
+            for step in range(1, 4 - dist.get_rank()):
+                one_step(run, model, step, planted=None)
+    except UsageError as error:
+        return str(error)
+    return "nothing was refused"
 
 
 def main() -> None:

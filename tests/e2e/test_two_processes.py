@@ -146,6 +146,24 @@ def test_a_rank_may_be_steps_ahead_of_the_other(pair: Any, tmp_path: Path, begin
     assert [answer["collectives"] for answer in (first, second)] == [0, 0]
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_rows_of_rank_1_are_never_in_a_run_that_rank_0_had_alone_before(
+    pair: Any, tmp_path: Path, *, trains: bool
+) -> None:
+    first, second = pair.call("train_behind_a_run_of_rank_0_alone", out=str(tmp_path), trains=trains)
+
+    assert first["folder"] == second["folder"]
+    assert ranks_of_steps(trimtab.open_log(first["folder"])) == {step: {0, 1} for step in range(1, 6)}
+    (alone,) = [path for path in (tmp_path / "trimtab").iterdir() if str(path) != first["folder"]]
+    assert sorted(path.name for path in alone.glob("*.journal")) == ["rank-00000.journal"]
+
+
+def test_a_guard_refuses_uneven_inputs_at_the_first_micro_batch_on_every_rank(pair: Any, tmp_path: Path) -> None:
+    for said in pair.call("train_with_uneven_inputs", out=str(tmp_path)):
+        assert "torch.distributed.algorithms.Join" in said
+        assert "guard=None" in said
+
+
 def test_either_rank_may_leave_its_part_out_and_it_is_said(pair: Any, tmp_path: Path) -> None:
     # given that rank 1 does not record: the log says that it is not there
     first, second = pair.call("train", out=str(tmp_path / "a"), last=30, recorded=[0])

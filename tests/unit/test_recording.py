@@ -14,7 +14,7 @@ import pytest
 from trimtab import registry
 from trimtab.errors import UsageError
 from trimtab.log.reader import open_log
-from trimtab.recording import Recording
+from trimtab.recording import NOT_RECORDED, Recording, Word
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
 HEADER = RunHeader(run_id=None, backend="torch")
@@ -247,7 +247,8 @@ class Board:
     """Where the ranks of one run meet, in this process: what the store of torch.distributed is among real ones."""
 
     def __init__(self) -> None:
-        self.word: tuple[str, int] | None = None
+        self.word: Word | None = None
+        self.has_ended = False
 
     def seat(self, rank: int) -> "Seat":
         return Seat(self, rank)
@@ -263,11 +264,16 @@ class Seat:
         self.num_looks = 0
         self._board = board
 
-    def tell(self, run_id: str, attempt: int) -> None:
+    def tell(self, word: Word) -> None:
         assert self.rank == 0
-        self._board.word = (run_id, attempt)
+        assert self._board.word is None
+        self._board.word = word
 
-    def heard(self) -> tuple[str, int] | None:
+    def tell_end(self) -> None:
+        assert self._board.word is not None
+        self._board.has_ended = True
+
+    def heard(self, *, at_end: bool = False) -> Word | None:
         assert self.rank > 0
         self.num_looks += 1
         return self._board.word
@@ -358,7 +364,7 @@ def test_where_rank_0_does_not_record_the_other_says_so_and_goes_on(
     tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
     board = Board()
-    recording(None, record=False, meeting=board.seat(0))
+    fill(recording(None, record=False, meeting=board.seat(0)))
     second = recording(tmp_path, meeting=board.seat(1))
 
     fill(second)
@@ -391,7 +397,7 @@ def test_a_rank_that_never_hears_of_rank_0_says_at_its_end_what_is_lost(
 
     assert off_lines(said()) == [
         "Trimtab recorder off on rank 1: rank 0 has not said within 0 s of the end where this run is recorded: it has "
-        "not begun it, or was given another out. 5 items of this rank are in no log."
+        "not begun it, or was given another out, guard or accumulation. 5 items of this rank are in no log."
     ]
     assert not (tmp_path / "trimtab").exists()
 
@@ -404,10 +410,10 @@ def test_a_rank_that_closes_before_rank_0_begins_waits_for_its_word(tmp_path: Pa
             seat = super().seat(rank)
             heard = seat.heard
 
-            def heard_late() -> tuple[str, int] | None:
+            def heard_late(*, at_end: bool = False) -> Word | None:
                 if seat.num_looks == 4:
                     observe(first, 1, row=1)
-                return heard()
+                return heard(at_end=at_end)
 
             if rank:
                 seat.heard = heard_late  # type: ignore[method-assign]
@@ -441,17 +447,29 @@ def test_what_finds_no_room_before_rank_0_begins_is_counted_in_the_log(
     assert sorted(log.rows().numpy()["row"].tolist()) == [1, 9]
 
 
-def test_a_rank_without_rank_0s_disk_makes_the_folder_and_the_copies_put_together_are_one_log(tmp_path: Path) -> None:
+def test_a_rank_without_rank_0s_disk_makes_the_folder_and_the_copies_put_together_are_one_log(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
     board = Board()
     first = recording(tmp_path / "node0", meeting=board.seat(0))
     second = recording(tmp_path / "node1", meeting=board.seat(1))
-    for rank, made in enumerate((first, second)):
-        observe(made, 1, row=rank)
+    observe(first, 1, row=0)
+    assert board.word is not None
+    board.word = board.word._replace(folder="/disk/of/node0/trimtab/r")
+    observe(second, 1, row=1)
     for made in (first, second):
         made.close(reason="closed", step=2)
     assert first.folder is not None
     assert second.folder is not None
     assert first.folder.name == second.folder.name
+    assert second.folder.is_relative_to(tmp_path / "node1")
+    # and one line says that it is not rank 0's
+    (line,) = [line for line in said() if "rank 1" in line]
+    assert line == (
+        f"Trimtab records rank 1 of run {second.run_id} in {second.folder}: the folder of rank 0, "
+        "/disk/of/node0/trimtab/r, is not to be found from here. Copy what is in both into one, and trimtab rewind "
+        "reads them as one run."
+    )
     # each is a log by itself, which says what is missing
     assert "1 of 2 ranks have no journal" in open_log(second.folder).notices()[-1]
 
@@ -468,9 +486,78 @@ def test_a_disk_that_refuses_on_another_rank_is_said_with_the_rank(
     board = Board()
     first, second = recording(tmp_path, meeting=board.seat(0)), recording("/dev/null/x", meeting=board.seat(1))
     observe(first, 1, row=1)
+    assert board.word is not None
+    board.word = board.word._replace(folder="/disk/of/another/node")
     fill(second)
     first.close(reason="closed", step=2)
 
     (line,) = off_lines(said())
     assert line.startswith("Trimtab recorder off on rank 1: Not a directory: ")
     assert open_log(tmp_path).rows().numpy()["row"].tolist() == [1]
+
+
+def test_a_rank_writes_into_the_folder_of_rank_0_whatever_its_own_working_directory(
+    tmp_path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given ranks that were given the same relative folder in two places
+    board = Board()
+    made = []
+    for rank in (0, 1):
+        (tmp_path / f"home{rank}").mkdir()
+        monkeypatch.chdir(tmp_path / f"home{rank}")
+        made.append(recording("runs", meeting=board.seat(rank)))
+        observe(made[rank], 1, row=rank)
+    # when
+    for one in made:
+        one.close(reason="closed", step=2)
+
+    log = open_log(tmp_path / "home0" / "runs")
+    assert sorted(log.rows().numpy()["row"].tolist()) == [0, 1]
+    assert made[1].folder == made[0].folder
+    assert list((tmp_path / "home1").iterdir()) == []
+    assert [line for line in said() if "rank 1" in line] == []
+
+
+def test_rank_0_tells_where_its_run_is_when_it_trains_and_not_when_it_measures(tmp_path: Path) -> None:
+    board = Board()
+    first = recording(tmp_path, meeting=board.seat(0))
+    first.event("evaluation", {"loss": 1.0}, step=1)
+    assert first.folder is not None
+    assert board.word is None
+
+    observe(first, 1, row=1)
+
+    assert board.word == Word(first.folder.name, 1, str(first.folder))
+    assert not board.has_ended
+    first.close(reason="closed", step=2)
+    assert board.has_ended
+
+
+def test_a_run_of_rank_0_in_which_nothing_is_trained_is_told_to_nobody(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    board = Board()
+    first, second = recording(tmp_path, meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
+    for made in (second, first):
+        made.event("evaluation", {"loss": 1.0}, step=1)
+    # when the other closes, which has nobody to wait for
+    assert not second.close(reason="closed", step=1)
+    assert first.close(reason="closed", step=1)
+
+    assert board.word is None
+    assert off_lines(said()) == [
+        "Trimtab recorder off on rank 1: nothing was trained in this run, so rank 0 alone records it. 1 items of this "
+        "rank are in no log."
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_record_takes_part_in_the_count_of_the_runs(tmp_path: Path, rank: int) -> None:
+    board = Board()
+    seat = board.seat(rank)
+    made = recording(tmp_path, record=False, meeting=seat)
+    made.event("evaluation", {"loss": 1.0}, step=1)
+    assert (board.word, seat.num_looks) == (None, 0)
+    for step in (1, 2):
+        observe(made, step, row=1)
+    assert (board.word, seat.num_looks) == ((None, 1) if rank else (NOT_RECORDED, 0))

@@ -15,6 +15,7 @@ from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.guard.figures import MicroFigures
 from trimtab.log.reader import Log, open_log
+from trimtab.recording import Word
 from trimtab.run import RunCore, switched_off
 from trimtab.values import REASON_CODE, VERDICT_REASONS, RowIds, RunHeader
 
@@ -425,10 +426,13 @@ class Table:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def tell(self, run_id: str, attempt: int) -> None:
+    def tell(self, word: Word) -> None:
         pass
 
-    def heard(self) -> tuple[str, int] | None:
+    def tell_end(self) -> None:
+        pass
+
+    def heard(self, *, at_end: bool = False) -> Word | None:
         return None
 
 

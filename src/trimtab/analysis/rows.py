@@ -3,8 +3,8 @@
 Enters: a log and the steps in question. Leaves: one `StepRows` a step, the suspicious rows first, and `RowShare`
 values. Invariant: the memory taken is that of the steps in question, never that of the log.
 
-Order of rows: those that are not finite, then by share, largest first, then by row; rows without supervised tokens
-last. Shapes: R distinct rows of a step.
+Order of rows: those that are not finite, in the order recorded, as a guard names the first; then by share, largest
+first, then by row; rows without supervised tokens last. Shapes: R distinct rows of a step.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def describe_rows(log: Log, table: StepRows, *, series: StepSeries, top: int) ->
 
 
 def _table(records: RowColumns, *, step: int) -> StepRows:
-    row, index = np.unique(records.row, return_inverse=True)
+    row, begins, index = np.unique(records.row, return_index=True, return_inverse=True)
     supervised = records.num_tokens > 0
     tokens = np.zeros(row.size, np.int64)
     np.add.at(tokens, index, np.where(supervised, records.num_tokens, 0))
@@ -172,7 +172,7 @@ def _table(records: RowColumns, *, step: int) -> StepRows:
     finite = is_finite(loss_sum / np.maximum(tokens, 1))
     below = -float(np.minimum(loss_sum[finite], 0.0).sum())
     total = float(loss_sum[finite].sum())
-    order = np.lexsort((row, -np.where(finite, loss_sum, 0.0), finite, tokens <= 0))
+    order = np.lexsort((np.where(finite, row, begins), -np.where(finite, loss_sum, 0.0), finite, tokens <= 0))
     return StepRows(
         step=step,
         row=row[order],

@@ -47,9 +47,9 @@ class GuardConfig:
             window, so that the others keep their size; "removed" takes them out (of 10 + 10 + 80 tokens with the 80
             skipped, the update is 0.2x under the one and 1.0x under the other). No verdict depends on it.
         decide: Where a verdict is made; it is the same one either way. "device": on the accelerator, so that nothing
-            waits for it, which in a prototype cost 0.0 % of a training step on one H200 (163 M parameters, batch 16 x 1024, bf16); the
-            host hears of a skip some micro-batches later, and raises then under `on_lockup="raise"`. "host": the host
-            reads every loss, which cost 2.2 % there, and knows and raises at once. "auto": the device for losses
+            waits for it: a prototype cost 0.0 % of a training step on one H200 (163 M parameters, batch 16 x 1024,
+            bf16). The host hears of a skip some micro-batches later, and raises then under `on_lockup="raise"`.
+            "host": the host reads every loss (2.2 % there), and knows and raises at once. "auto": the device for losses
             on CUDA, whose figures reach the host by a stream of their own; elsewhere the host, which would wait for a
             copy all the same (on the CPU reading waits for nothing).
 

@@ -160,7 +160,10 @@ def join_run(
 
 def has_header(path: Path) -> bool:
     """Whether there is a `run.json`, which rank 0 alone writes; False for a folder that cannot be looked into."""
-    return os.path.isfile(path / HEADER_NAME)
+    try:
+        return (path / HEADER_NAME).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def is_run_folder(path: Path) -> bool:

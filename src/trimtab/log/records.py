@@ -216,10 +216,15 @@ def _arrays(item: MicroBatch) -> _Arrays:
 
 
 def _sum_by_row(rows: NDArray[Any], sums: NDArray[Any], tokens: NDArray[Any]) -> _Arrays:
-    """Entries that are tokens of packed sequences, summed into one entry a row, in ascending order of rows."""
+    """Entries that are tokens of packed sequences, summed into one entry a row, in the order in which rows begin.
+
+    Through a packed sequence a NaN goes forward: what stands first tells which row it may have come from.
+    """
     if tokens.dtype.kind == "i" and tokens.min() < 0:
         raise RefusedError(f"num_tokens {tokens.min()}, not 0 to {_INT32_MAX}")
-    row, place = np.unique(rows, return_inverse=True)
+    ascending, begins, place = np.unique(rows, return_index=True, return_inverse=True)
+    order = np.argsort(begins)
+    row, place = ascending[order], np.argsort(order)[place]
     supervised = tokens > 0  # the others have no loss, whatever value stands there
     with np.errstate(invalid="ignore"):
         loss_sum = np.bincount(place[supervised], weights=sums[supervised], minlength=row.size)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 
-from trimtab.findings import Findings, RowShare
+from trimtab.findings import Blame, Findings, RowShare
 from trimtab.text import plain
+
+MAX_ROWS = 20
+"""Rows named in one sentence."""
 
 MAX_NAME_CHARS = 200
 """Characters of the user's own id of a row that are told."""
@@ -34,13 +37,25 @@ def headline(findings: Findings) -> list[str]:
 def _what_to_do(findings: Findings) -> list[str]:
     step, reason = findings.step, findings.blame.reason if findings.blame is not None else None
     if findings.first_row_is_cause:
-        return ["Inspect or drop this row, then retrain."]
+        assert findings.blame is not None, "it names the row"
+        return _inspect(findings.blame)
     if reason == "mostly_nonfinite":
         return [f"Half of step {step}'s rows or more are not finite: that is the model. Look at the steps before."]
     if reason != "suspect":
         return [f"No single row made step {step}: look at its rows together."]
     # Said already where the norm is why the step was chosen.
     return [] if findings.step_reason == "grad_norm_before" else [_suspects(findings)]
+
+
+def _inspect(blame: Blame) -> list[str]:
+    if blame.reason != "nonfinite" or len(blame.rows) == 1:
+        return ["Inspect or drop this row, then retrain."]
+    listed = ", ".join(map(str, blame.rows[:MAX_ROWS]))
+    more = f" and {len(blame.rows) - MAX_ROWS} more" if len(blame.rows) > MAX_ROWS else ""
+    return [
+        f"Inspect each of rows {listed}{more} before you drop any: in a packed sequence a NaN goes through all rows "
+        "behind the one that carries it."
+    ]
 
 
 def _neighbours(findings: Findings) -> list[str]:

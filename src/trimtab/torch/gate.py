@@ -29,6 +29,7 @@ from trimtab.torch.losses import RowLosses, leading_row
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.settings import refuse_uneven_inputs
 from trimtab.torch.statistics import RunningStatistics
 from trimtab.torch.step_verdict import StepVerdict, judged_window
 from trimtab.torch.transfer import to_host, to_host_together
@@ -117,6 +118,7 @@ class Gate:
             The decision; its `kept` gives the loss to call backward on. None without a guard.
 
         Raises:
+            UsageError: If the ranks of the model may run out of data at different steps (`Join`).
             GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
                 else about an earlier one of which the host hears now.
         """
@@ -125,6 +127,8 @@ class Gate:
         if self._guarding is None:
             self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
             return None
+        if not self.ranks.alone:
+            refuse_uneven_inputs(self._model)
         self._turn += 1
         judge, mask, statistics = self._guarding
         mask.lift()

@@ -83,7 +83,8 @@ class GradientMask:
         """
         if torch.compiler.is_compiling():
             return
-        if self._is_in_window and not self._is_unfrozen() and sum(map(len, self._entries)) == self._num_entries:
+        is_looked_at = self._is_walked and self._is_in_window
+        if is_looked_at and not self._is_unfrozen() and sum(map(len, self._entries)) == self._num_entries:
             return
         shown = self._unsharded.in_place_of(list(self._parameters()))
         present = {id(parameter): parameter for parameter in shown}
@@ -108,7 +109,7 @@ class GradientMask:
         """
         self._counts = counts
         self._has_passed = False
-        self._is_in_window = self._is_walked
+        self._is_in_window = True  # written only: a compiled graph would be bound to what it reads here
         self._without_gradient = []
         if isinstance(counts, bool):
             self._passes = counts
@@ -169,7 +170,7 @@ class GradientMask:
 
     def _remember(self, shown: Sequence[nn.Parameter]) -> None:
         """Remembers by what a later call finds that something is new."""
-        self._is_walked = True
+        self._is_walked, self._is_in_window = True, False
         self._frozen = [parameter for parameter in shown if not parameter.requires_grad]
         num_entries = sum(map(len, self._entries))
         if self._model is not None and (num_entries != self._num_entries or not self._entries):

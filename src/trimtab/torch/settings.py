@@ -61,6 +61,21 @@ def check_guard(guard: object, *, model: nn.Module | None) -> None:
         raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
 
 
+def refuse_uneven_inputs(model: nn.Module | None) -> None:
+    """Refuses the `Join` of torch.distributed around a guard of several ranks: gloo ends the process in mid-training.
+
+    `Join` stands in for the collectives of what it was given when a rank runs out of data, and not for the guard's sum.
+    There is no public way to ask whether a model is joined (`_join_config`, seen in torch 2.6 to 2.13).
+    """
+    config = getattr(model, "_join_config", None)
+    if config is not None and config.enable and not config.throw_on_early_termination:
+        raise UsageError(
+            "The model trains within torch.distributed.algorithms.Join, for ranks with different numbers of batches: a "
+            "guard sums over the ranks at each micro-batch, and one that has run out would be missed. Give every rank "
+            "as many batches (DistributedSampler, drop_last=True) and leave Join out, or pass guard=None."
+        )
+
+
 def checked_divisor(value: object) -> float | None:
     """The divisor of a saved state, None where none was set yet; `UsageError` for anything but a positive number."""
     if value is None:

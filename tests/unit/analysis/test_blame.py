@@ -15,6 +15,10 @@ from trimtab.values import RunHeader
 INSPECT_OR_DROP = "Inspect or drop this row, then retrain."
 
 
+def says_inspect(findings):
+    return any(line.startswith("Inspect") for line in headline(findings))
+
+
 def quiet(num_steps):
     """Two rows a step, alike: (step, row, loss sum, tokens)."""
     return [(step, row * 1000 + step, 10.0, 10) for step in range(1, num_steps + 1) for row in (1, 2)]
@@ -59,7 +63,7 @@ def test_a_row_is_named_where_the_others_of_its_step_are_unlike_it(make_log, row
     assert (findings.blame.step, findings.blame.rows, findings.blame.reason) == (41, named, reason)
     assert spike.blame == findings.blame
     assert dropped(findings) == list(named)
-    assert (INSPECT_OR_DROP in headline(findings)) == findings.first_row_is_cause == bool(named)
+    assert says_inspect(findings) == findings.first_row_is_cause == bool(named)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_where_the_run_is_not_finite_again_half_a_step_is_the_model(make_log, ro
     # then
     assert (findings.blame.step, findings.blame.rows, findings.blame.reason) == (41, named, reason)
     assert dropped(findings) == list(named)
-    assert (INSPECT_OR_DROP in headline(findings)) == bool(named)
+    assert says_inspect(findings) == bool(named)
 
 
 def test_a_run_that_is_finite_again_because_it_was_resumed_says_nothing_for_the_model(make_log):
@@ -146,6 +150,20 @@ def test_of_rows_that_nothing_tells_apart_all_are_named(make_log, elsewhere):
     assert (findings.blame.rows, findings.blame.reason) == ((6, 7, 8), "nonfinite")
     assert [row.row for row in findings.rows][:3] == [6, 7, 8]
     assert dropped(findings) == [6, 7, 8]
+
+
+def test_of_rows_that_nothing_tells_apart_the_first_leads_as_the_guard_says_and_none_is_dropped_as_a_fact(make_log):
+    # given a packed sequence of an only epoch, whose first row that is not finite is the one with the NaN
+    broken = [(*record, {"rank": 1}) for record in packed(41, 23, 0, 1, 4)]
+    # when
+    findings = rewind_log(make_log([*with_step(41), *broken]))
+    # then
+    assert findings.spikes[0].row == 23
+    assert findings.blame.rows == (23, 0, 1, 4)
+    assert headline(findings)[-1] == (
+        "Inspect each of rows 23, 0, 1, 4 before you drop any: in a packed sequence a NaN goes through all rows behind "
+        "the one that carries it."
+    )
 
 
 def test_a_norm_that_jumps_alone_accuses_nobody(make_log):
@@ -221,6 +239,6 @@ def test_what_the_headline_says_to_drop_is_in_the_drop_list(make_log, jumps, nor
     records += [(step, 9000 + 10 * step + place, x, 10) for step, xs in jumps.items() for place, x in enumerate(xs)]
     steps = norms(46, **{f"s{step}": 20.0 for step in norm_steps})
     findings = rewind_log(make_log(records, steps=steps), step=asked)
-    said = INSPECT_OR_DROP in headline(findings)
+    said = says_inspect(findings)
     assert said == findings.first_row_is_cause
     assert not said or findings.rows[0].row in dropped(findings)

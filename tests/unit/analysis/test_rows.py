@@ -36,9 +36,9 @@ def test_a_row_without_tokens_comes_last_and_is_not_called_nonfinite(make_log):
     assert [(row.row, row.loss, row.share, row.finite) for row in rows] == [(1, 2.0, 1.0, True), (2, None, 0.0, True)]
 
 
-def test_equal_shares_are_listed_by_row_and_several_dead_rows_too(make_log):
+def test_equal_shares_are_listed_by_row_and_several_dead_rows_as_recorded(make_log):
     rows = table_of(make_log([(1, 9, 1.0, 1), (1, 4, 1.0, 1), (1, 8, math.inf, 1), (1, 6, math.nan, 1)]), 1)
-    assert [row.row for row in rows] == [6, 8, 4, 9]
+    assert [row.row for row in rows] == [8, 6, 4, 9]
 
 
 def test_a_row_that_stands_twice_in_a_step_is_one_line_with_a_count(make_log):

@@ -158,6 +158,21 @@ def test_what_the_format_cannot_hold_is_counted(record):
     ]
 
 
+def test_what_several_ranks_lose_together_is_counted_as_the_lines_are(record):
+    # given two ranks with one verdict, of which one rank alone left a micro-batch out
+    spike = VERDICT_REASONS.index("spike")
+    ranks = {
+        rank: [micro(step, 0, [10 * rank + step], [1.0], [1], reason=spike, keep=step > 1 - rank) for step in (1, 2, 3)]
+        for rank in (0, 1)
+    }
+    written = lines_of(record(ranks, world_size=2))[1]
+    assert written.num_micro_batches == 3
+    assert written.notices[1:] == [
+        "3 verdicts of the guard on micro-batches are not kept",
+        "1 micro-batch that the guard left out of the update stands among the others",
+    ]
+
+
 def test_what_is_lost_once_is_told_as_one(record):
     left_out = micro(2, 0, [3], [9.0], [1], reason=VERDICT_REASONS.index("spike"), keep=False)
     items = [left_out, Event("resume", 3, 1.0), RowIds(np.array([1]), table_rows=np.array([7]))]

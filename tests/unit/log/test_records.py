@@ -84,7 +84,7 @@ def test_any_micro_batches_come_back(batches) -> None:
     assert columns.keep.tolist() == [place % 2 == 0 for place in range(len(batches))]
 
 
-def test_packed_entries_are_summed_into_one_occurrence_a_row() -> None:
+def test_packed_entries_are_summed_into_one_occurrence_a_row_in_the_order_they_begin() -> None:
     # Row 7: 1.5 + 2.5 over two tokens. Row 3: not supervised at all. Row 9: one token, and a NaN that is not.
     rows = [7, 3, 7, 9, 9, 3]
     sums = [1.5, math.nan, 2.5, 4.0, math.nan, 8.0]
@@ -93,9 +93,9 @@ def test_packed_entries_are_summed_into_one_occurrence_a_row() -> None:
     columns, refused = recorded(micro(np.array(rows), np.array(sums, np.float32), np.array(tokens), packed=True))
 
     assert refused == []
-    assert columns.row.tolist() == [3, 7, 9]
-    assert columns.loss_sum.tolist() == [0.0, 4.0, 4.0]
-    assert columns.num_tokens.tolist() == [0, 2, 1]
+    assert columns.row.tolist() == [7, 3, 9]
+    assert columns.loss_sum.tolist() == [4.0, 0.0, 4.0]
+    assert columns.num_tokens.tolist() == [2, 0, 1]
     assert columns.num_rows.tolist() == [3]
 
 

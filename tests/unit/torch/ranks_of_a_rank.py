@@ -1,5 +1,6 @@
 """What each of two real ranks does for `test_ranks.py` and `test_meeting.py`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,8 +8,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.errors import UsageError
-from trimtab.torch.meeting import default_store, meeting_place
+from trimtab.guard import GuardConfig
+from trimtab.recording import Word
+from trimtab.torch.meeting import StoreMeeting, default_store, meeting_place
 from trimtab.torch.ranks import Ranks
+from trimtab.values import RunHeader
 
 _groups: list[dist.ProcessGroup] = []
 
@@ -68,22 +72,80 @@ def in_the_group_of_the_other() -> str:
     return "nothing was refused"
 
 
+def place_of(out: str, guard: GuardConfig | None = None) -> Callable[[], StoreMeeting] | None:
+    return meeting_place(Ranks.of(), out=out, header=RunHeader(run_id=None, backend="torch"), guard=guard)
+
+
 def meet(outs: list[str], words: list[list[Any]]) -> dict[str, Any]:
     """Rank 0 says a word to each run in turn; the other listens before and after."""
     rank = dist.get_rank()
     with CountCollectives() as counted:
-        meetings = [place() for out in outs if (place := meeting_place(Ranks.of(), out=out)) is not None]
+        meetings = [place() for out in outs if (place := place_of(out)) is not None]
     early = [meeting.heard() for meeting in meetings] if rank else None
     dist.barrier()
     with counted:
         for meeting, word in zip(meetings, words, strict=True):
             if rank == 0:
-                meeting.tell(*word)
+                meeting.tell(Word(*word))
     dist.barrier()
     with counted:
         late = [meeting.heard() for meeting in meetings] if rank else None
         again = [meeting.heard() for meeting in meetings] if rank else None
     return {"early": early, "late": late, "again": again, "collectives": counted.names}
+
+
+def seat_of(out: str, guard: GuardConfig | None = None) -> StoreMeeting:
+    place = place_of(out, guard)
+    assert place is not None
+    return place()
+
+
+def meet_after_others(out: str, num_others: int) -> list[Word | None]:
+    """Rank 0 alone trains and ends some runs; then both train in two, that are made at once."""
+    rank = dist.get_rank()
+    for number in range(num_others if rank == 0 else 0):
+        alone = seat_of(out)
+        alone.tell(Word(f"alone {number}", 1, "/d"))
+        alone.tell_end()
+    dist.barrier()
+    meetings = [seat_of(out), seat_of(out)]
+    heard = []
+    for number, meeting in enumerate(meetings, 1):
+        if rank:
+            assert meeting.heard() is None
+        dist.barrier()
+        if rank == 0:
+            meeting.tell(Word(f"own {number}", 1, "/d"))
+            meeting.tell_end()
+        dist.barrier()
+        heard.append(meeting.heard() if rank else None)
+    return heard
+
+
+def meet_beside_another_guard(out: str) -> Word | None:
+    rank = dist.get_rank()
+    if rank == 0:
+        seat_of(out).tell(Word("alone", 1, "/d"))
+    meeting = seat_of(out, GuardConfig(rule="robust"))
+    if rank == 0:
+        meeting.tell(Word("own", 1, "/d"))
+    dist.barrier()
+    return meeting.heard() if rank else None
+
+
+def meet_late(out: str) -> dict[str, Word | None]:
+    rank = dist.get_rank()
+    meetings = [seat_of(out), seat_of(out)]
+    if rank == 0:
+        meetings[0].tell(Word("one", 1, "/d"))
+        meetings[0].tell_end()
+    dist.barrier()
+    heard = {"before": meetings[0].heard(), "at_end": meetings[0].heard(at_end=True)} if rank else {}
+    dist.barrier()
+    if rank == 0:
+        meetings[1].tell(Word("two", 1, "/d"))
+    dist.barrier()
+    return heard | {"next": meetings[1].heard()} if rank else {}
 
 
 def the_store_is_there() -> list[Any]:
@@ -95,10 +157,10 @@ def meet_without_a_store(out: str) -> list[Any]:
     private = dist.distributed_c10d._get_default_store
     del dist.distributed_c10d._get_default_store
     try:
-        place = meeting_place(Ranks.of(), out=out)
+        place = place_of(out)
         assert place is not None
         meeting = place()
-        meeting.tell("r", 1)
+        meeting.tell(Word("r", 1, "/r"))
         return [meeting.heard()]
     finally:
         dist.distributed_c10d._get_default_store = private
@@ -114,11 +176,11 @@ def meet_where_the_store_is_gone(out: str) -> list[Any]:
     private = dist.distributed_c10d._get_default_store
     dist.distributed_c10d._get_default_store = Gone
     try:
-        place = meeting_place(Ranks.of(), out=out)
+        place = place_of(out)
         assert place is not None
         meeting = place()
         if meeting.rank == 0:
-            meeting.tell("r", 1)
+            meeting.tell(Word("r", 1, "/r"))
         return [meeting.heard()]
     finally:
         dist.distributed_c10d._get_default_store = private

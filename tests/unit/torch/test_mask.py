@@ -291,10 +291,10 @@ def test_all_parameters_are_looked_at_once_a_window_and_when_something_is_unfroz
             mask.set(True)
         assert len(walks) == window
         mask.open()
-    mask.hook()
-    model[2].requires_grad_(True)
-    mask.hook()
-    mask.hook()
+    for is_trained in (False, True, True):
+        model[2].requires_grad_(is_trained)
+        mask.hook()
+        mask.set(True)
     assert len(walks) == 4
 
 
