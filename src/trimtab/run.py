@@ -24,7 +24,7 @@ from typing import Any
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
 from trimtab.guard.counts import WindowCounts
-from trimtab.guard.figures import MicroFigures
+from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.guard.words import GuardWords
 from trimtab.log.folder import check_run_id
 from trimtab.notices import warn, warn_once, warn_setting
@@ -126,7 +126,7 @@ class RunCore:
         """The run folder; None until something was recorded, and for good with `record=False`."""
         return self._recording.folder
 
-    def judge(self, figures: MicroFigures, *, leading_row: Callable[[], int | None] = lambda: None) -> Verdict:
+    def judge(self, figures: MicroFigures, *, leading_row: Callable[[], Leader | None] = lambda: None) -> Verdict:
         """Decides about the micro-batch at hand, before its backward, and counts it in its window.
 
         Args:
@@ -146,7 +146,7 @@ class RunCore:
         return verdict
 
     def judge_late(
-        self, figures: MicroFigures, *, step: int, micro: int, leading_row: Callable[[], int | None] = lambda: None
+        self, figures: MicroFigures, *, step: int, micro: int, leading_row: Callable[[], Leader | None] = lambda: None
     ) -> Verdict:
         """Decides once more what a device has decided by the same figures: for the words, the rates and the state.
 
@@ -170,11 +170,11 @@ class RunCore:
             return verdict
         is_cause = figures.cause(verdict)
         if self.words.says_skip(is_cause=is_cause):
-            row = leading_row() if is_cause and not figures.is_of_a_term(verdict) else None
+            leader = leading_row() if is_cause and not figures.is_of_a_term(verdict) else None
             if verdict.reason == "nonfinite" and self.guard.nonfinite_hint is None:
-                where = f"row {row} of " if row is not None else ""
+                where = f"row {leader.row} of " if leader is not None else ""
                 self.guard.nonfinite_hint = f"first in {where}step {step}"
-            self.words.skipped(verdict, step=step, micro=micro, row=row)
+            self.words.skipped(verdict, step=step, micro=micro, leader=leader, is_cause=is_cause)
         return verdict
 
     def record_micro_batch(

@@ -110,8 +110,7 @@ def window(model: nn.Module, mask: GradientMask | None, *, fault: str, place: in
             else:
                 loss = micro_batch_loss(model, index, fault=fault if at_fault and dist.get_rank() == 1 else None)
                 mask.hook()
-                mask.set(torch.tensor(not at_fault) if decide == "device" else not at_fault)
-                loss = mask.kept(loss)
+                loss = mask.bind(loss, torch.tensor(not at_fault) if decide == "device" else not at_fault)
             loss.backward()
     return gradients(model)
 
@@ -150,8 +149,7 @@ def all_zero(model: nn.Module, mask: GradientMask) -> bool:
     model.zero_grad()
     loss = micro_batch_loss(model, 0, fault="nan activation")
     mask.hook()
-    mask.set(torch.tensor(False))
-    mask.kept(loss).backward()
+    mask.bind(loss, torch.tensor(False)).backward()
     found = [gradient for gradient in gradients(model) if gradient is not None]
     return len(found) > 0 and all(gradient.eq(0).all() for gradient in found)
 

@@ -71,7 +71,7 @@ class Guarded:
     """The training under test, through the public names only."""
 
     def __init__(self, host: Host, optimizer: str, guard: GuardConfig | None) -> None:
-        self.host, self.is_guarded = host, guard is not None
+        self.host, self.is_guarded, self.is_new = host, guard is not None, True
         self.rank, self.world_size = rank_and_world(host)
         self.model = host.wrapped(host.net())
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
@@ -101,7 +101,9 @@ class Guarded:
                 loss.backward()
             added.append(float(loss.detach()))
         num_reductions = _num_reductions - before
-        if num_reductions != (ACCUMULATION if self.is_guarded and self.world_size > 1 else 0):
+        is_first, self.is_new = self.is_new, False
+        # One a micro-batch, and before the first of all one of the settings.
+        if num_reductions != (ACCUMULATION + is_first if self.is_guarded and self.world_size > 1 else 0):
             yield f"{num_reductions} reductions"
         if case is None or case.fault != "inf derivative":
             bad = [name for name, p in self.model.named_parameters() if not _is_finite(p.grad)]

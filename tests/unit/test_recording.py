@@ -402,6 +402,20 @@ def test_a_rank_that_never_hears_of_rank_0_says_at_its_end_what_is_lost(
     assert not (tmp_path / "trimtab").exists()
 
 
+def test_what_found_no_room_is_counted_with_what_is_lost(
+    tmp_path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimtab.recording._CAPACITY_MICROS", 3)
+    second = recording(tmp_path, meeting=Board().seat(1), patience_s=0.0)
+
+    for step in (1, 2, 3, 4):
+        observe(second, step, row=step)  # two items
+    second.close(reason="closed", step=5)
+
+    [line] = off_lines(said())
+    assert line.endswith(" 8 items of this rank are in no log.")
+
+
 def test_a_rank_that_closes_before_rank_0_begins_waits_for_its_word(tmp_path: Path) -> None:
     class SlowBoard(Board):
         """Rank 0 begins while rank 1 is waiting already."""

@@ -13,7 +13,7 @@ import pytest
 import trimtab
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.guard.figures import MicroFigures
+from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.log.reader import Log, open_log
 from trimtab.recording import Word
 from trimtab.run import RunCore, switched_off
@@ -69,8 +69,8 @@ def test_what_a_loss_holds_beside_that_of_its_tokens_is_judged_with_it_and_blame
     for _ in range(4):
         assert core.judge(MicroFigures(10.0, 10)).keep
     # when: one of 1 with a term of 5, one of 5 with one of 1
-    term = core.judge(MicroFigures(10.0, 10, beyond=5.0), leading_row=lambda: 7)
-    row = core.judge(MicroFigures(50.0, 10, beyond=1.0), leading_row=lambda: 8)
+    term = core.judge(MicroFigures(10.0, 10, beyond=5.0), leading_row=lambda: Leader(7))
+    row = core.judge(MicroFigures(50.0, 10, beyond=1.0), leading_row=lambda: Leader(8))
     # then
     assert [(verdict.keep, verdict.reason, verdict.loss) for verdict in (term, row)] == [(False, "spike", 6.0)] * 2
     lines = [line for line in said() if "Guard skipped" in line]
@@ -343,9 +343,9 @@ def test_the_leading_row_is_asked_for_only_of_a_skip_that_is_said() -> None:
     core = RunCore(HEADER, guard=GUARD, record=False)
     asked = []
 
-    def first_row() -> int | None:
+    def first_row() -> Leader | None:
         asked.append(core.step)
-        return 17
+        return Leader(17)
 
     core.judge(MicroFigures(1.0, 1), leading_row=first_row)
     core.begin_step(2)
@@ -357,11 +357,21 @@ def test_the_leading_row_is_asked_for_only_of_a_skip_that_is_said() -> None:
     assert core.guard.nonfinite_hint == "first in row 17 of step 2"
 
 
+def test_of_several_rows_that_are_not_finite_the_number_and_the_first_are_said(said: Callable[[], list[str]]) -> None:
+    core = RunCore(HEADER, guard=GUARD, record=False)
+
+    core.judge(MicroFigures(math.nan, 8), leading_row=lambda: Leader(22, num_nonfinite=8))
+
+    assert said() == [
+        "Guard skipped micro-batch 0 of step 1: nonfinite, loss nan; 8 of its rows are not finite, row 22 the first."
+    ]
+
+
 def test_no_row_is_blamed_for_a_further_term_that_is_not_finite(caplog: pytest.LogCaptureFixture) -> None:
     core = RunCore(HEADER, guard=GUARD, record=False)
 
     with caplog.at_level(logging.INFO, logger="trimtab"):
-        core.judge(MicroFigures(1.0, 1, aux=math.inf), leading_row=lambda: 17)
+        core.judge(MicroFigures(1.0, 1, aux=math.inf), leading_row=lambda: Leader(17))
 
     assert caplog.messages == ["Guard skipped micro-batch 0 of step 1: nonfinite, loss nan."]
 
@@ -447,9 +457,9 @@ def test_rank_0_tells_every_skip_and_another_rank_only_what_its_own_rows_have_ca
 
     # when the other rank is the cause, then this one, then neither by itself has any token
     verdicts = [
-        core.judge(MicroFigures(10.0, 10, together=(100.0, 20)), leading_row=lambda: 5),
-        core.judge(MicroFigures(math.nan, 10, together=(math.nan, 20)), leading_row=lambda: 6),
-        core.judge(MicroFigures(math.nan, 0, together=(0.0, 0)), leading_row=lambda: 7),
+        core.judge(MicroFigures(10.0, 10, together=(100.0, 20)), leading_row=lambda: Leader(5)),
+        core.judge(MicroFigures(math.nan, 10, together=(math.nan, 20)), leading_row=lambda: Leader(6)),
+        core.judge(MicroFigures(math.nan, 0, together=(0.0, 0)), leading_row=lambda: Leader(7)),
     ]
 
     # then both ranks decide alike, and each row is named where it was
@@ -458,7 +468,10 @@ def test_rank_0_tells_every_skip_and_another_rank_only_what_its_own_rows_have_ca
     assert (
         said()
         == {
-            0: ["Guard skipped micro-batch 0 of step 1: spike, loss 5, 1 expected.", mine],
+            0: [
+                "Guard skipped micro-batch 0 of step 1: spike, loss 5, 1 expected; the cause is another rank's.",
+                mine,
+            ],
             1: [f"rank 1: {mine}"],
         }[rank]
     )
@@ -473,7 +486,7 @@ def test_a_host_that_decides_again_counts_no_window_and_names_the_step_that_it_w
         core.judge_late(MicroFigures(1.0, 1), step=step, micro=0)
     core.begin_step(9)
 
-    verdict = core.judge_late(MicroFigures(30.0, 1), step=5, micro=2, leading_row=lambda: 8)
+    verdict = core.judge_late(MicroFigures(30.0, 1), step=5, micro=2, leading_row=lambda: Leader(8))
 
     assert not verdict.keep
     assert said() == ["Guard skipped micro-batch 2 of step 5: spike, loss 30, 1 expected; row 8 leads it."]

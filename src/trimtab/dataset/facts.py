@@ -13,12 +13,13 @@ offer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trimtab.dataset.data import SequenceData, is_table_dataset, length_of, selection_of, table_data
 from trimtab.dataset.fingerprint import rows_fingerprint, sample_fingerprint
 from trimtab.dataset.table_files import IN_MEMORY, TableFiles, files_of
+from trimtab.values import RunHeader
 
 _INDEX: Final = "index into the dataset handed to the trainer"
 _SELECTION_INDEX: Final = "index into the dataset handed to the trainer, a selection of a table's rows"
@@ -42,6 +43,18 @@ class DatasetFacts:
     fingerprint: str | None
     row_index: str
     files: TableFiles = IN_MEMORY
+
+    def in_header(self, header: RunHeader, *, row_index: str) -> RunHeader:
+        """The header with what the dataset says about itself, and `row_index`, what a row number indexes in words."""
+        return replace(
+            header,
+            num_rows=self.num_rows,
+            dataset_fingerprint=self.fingerprint,
+            row_index=row_index,
+            dataset_files=self.files.paths,
+            dataset_index_files=self.files.index_paths,
+            dataset_columns=self.files.columns,
+        )
 
 
 def describe(dataset: object) -> DatasetFacts:

@@ -21,6 +21,18 @@ def sum_to_judge(loss_sum: Any, num_tokens: Any, aux: Any, beyond: Any) -> Any:
     return loss_sum + aux * 0.0 + beyond * num_tokens
 
 
+class Leader(NamedTuple):
+    """Which row of a micro-batch is to be looked at first.
+
+    Attributes:
+        row: The first row whose loss is not finite, else the one with the largest loss sum.
+        num_nonfinite: Rows whose loss is not finite.
+    """
+
+    row: int
+    num_nonfinite: int = 0
+
+
 class MicroFigures(NamedTuple):
     """The figures of one micro-batch.
 

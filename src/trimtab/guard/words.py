@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from trimtab.guard.figures import Leader
 from trimtab.notices import say, warn, warn_once
 from trimtab.values import Verdict
 
@@ -28,7 +29,8 @@ class GuardWords:
         self._said_no_tokens = False
         self._said_nonfinite_norm = False
         self._said_lost = False
-        self._said_no_backward = False
+        self._said_no_gradient = False
+        self._said_outside_model = False
 
     def says_skip(self, *, is_cause: bool) -> bool:
         """Whether a line about the next skip belongs here.
@@ -38,17 +40,41 @@ class GuardWords:
         """
         return self._num_skips_said < SKIPS_SAID and (is_cause or self.rank == 0)
 
-    def skipped(self, verdict: Verdict, *, step: int, micro: int, row: int | None) -> None:
-        """Says that a micro-batch was left out, and which row leads it, where one does."""
+    def skipped(self, verdict: Verdict, *, step: int, micro: int, leader: Leader | None, is_cause: bool = True) -> None:
+        """Says that a micro-batch was left out, and which row leads it, where one of this rank does."""
         self._num_skips_said += 1
         rank = f"rank {self.rank}: " if self.rank else ""
-        compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
-        led = f"; row {row} leads it" if row is not None else ""
+        led = _led_by(leader) if is_cause else "; the cause is another rank's"
         last = " Further ones are not said; each is in the log." if self._num_skips_said == SKIPS_SAID else ""
         say(
             "guard",
-            f"{rank}Guard skipped micro-batch {micro} of step {step}: {verdict.reason}, "
-            f"loss {verdict.loss:.4g}{compared}{led}.{last}",
+            f"{rank}Guard skipped micro-batch {micro} of step {step}: {_why(verdict)}{led}.{last}",
+        )
+
+    def skipped_call(self, verdict: Verdict, *, call: int) -> None:
+        """Says that a guard which acts by itself has left out a micro-batch.
+
+        Args:
+            verdict: Why.
+            call: Which call of the guard it was, counted from 1.
+        """
+        if not self.says_skip(is_cause=False):
+            return
+        self._num_skips_said += 1
+        is_last = self._num_skips_said == SKIPS_SAID
+        last = " Further ones are not said; guard.num_skipped counts them." if is_last else ""
+        say("guard", f"Guard skipped call {call}: {_why(verdict)}.{last}")
+
+    def outside_model(self, num_parameters: int) -> None:
+        """Says that an optimizer steps parameters which the guarded model does not hold, and no hook was on them."""
+        if self._said_outside_model or self.rank:
+            return
+        self._said_outside_model = True
+        warn(
+            "guard",
+            f"The optimizer steps {num_parameters} parameters that the guard's model does not hold (a criterion's, a "
+            "temperature?): what was skipped before this step has reached them. From now on it does not. Give the "
+            "guard a module that holds all of them, such as torch.nn.ModuleList([model, criterion]). Said once.",
         )
 
     def no_tokens(self, step: int) -> None:
@@ -70,7 +96,7 @@ class GuardWords:
         warn(
             "guard",
             f"Step {step}: the gradient norm is {norm} though every kept loss is finite; first "
-            f"parameter with such a gradient: {parameter or 'none, only all together are too large'}. The step was "
+            f"parameter with such a gradient: {parameter or 'none is known, all together are too large'}. The step was "
             "dropped. Look for an operation with an "
             "infinite derivative at the row's values (sqrt, log, norm at 0), or lower the learning rate. Said once.",
         )
@@ -109,15 +135,26 @@ class GuardWords:
             "said of them. Said once.",
         )
 
-    def no_backward(self) -> None:
-        """Says that two micro-batches were judged without a backward between them."""
-        if self._said_no_backward or self.rank:
+    def no_gradient(self, step: int) -> None:
+        """Says that a step of a loop of one's own is taken and no gradient has reached the optimizer."""
+        if self._said_no_gradient or self.rank:
             return
-        self._said_no_backward = True
+        self._said_no_gradient = True
         warn(
-            "guard",
-            "guard(loss) was called again and no backward had reached a parameter of the model since the call before. "
-            "There is one mask, that of the last call: a backward for both losses fails (torch says that a variable "
-            "was modified by an inplace operation). Call backward on each loss before the next one is judged; a loss "
-            "that is only looked at belongs under torch.no_grad(). Said once.",
+            "run",
+            f"Step {step}: no parameter of the optimizer has a gradient, so the step moves nothing: was "
+            "loss.backward() called on what run.micro_batch returned? Said once.",
         )
+
+
+def _why(verdict: Verdict) -> str:
+    compared = f", {verdict.baseline:.4g} expected" if verdict.baseline is not None else ""
+    return f"{verdict.reason}, loss {verdict.loss:.4g}{compared}"
+
+
+def _led_by(leader: Leader | None) -> str:
+    if leader is None:
+        return ""
+    if leader.num_nonfinite > 1:
+        return f"; {leader.num_nonfinite} of its rows are not finite, row {leader.row} the first"
+    return f"; row {leader.row} leads it"

@@ -176,7 +176,6 @@ class TrainerRun(Run):
         def recorded_training_step(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             self._data.take(inputs, core=self._core)
             num_micros = self._core.window.num_micros
-            self._gate.open()  # its loss may go by unseen, and its gradients count then
             self._in_training_step = True
             try:
                 reported: torch.Tensor = training_step(model, inputs, *args, **kwargs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from trimtab.integrations.hf_terms import loss_beyond_rows
 from trimtab.notices import say
 from trimtab.torch.gate import Gate
-from trimtab.torch.gradients import gradient_norms, scale_gradients
+from trimtab.torch.gradients import GradientNorms, gradient_norms, scale_gradients
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.schedule import current_lr, loss_scale
 from trimtab.torch.step_verdict import StepVerdict
@@ -86,7 +87,7 @@ class TrainerWindow:
         self._num_beyond = self._num_beyond + (beyond != 0)
         decision = self._gate.take(rows, extra=loss, beyond=beyond)
         self._num_tokens = self._num_tokens + rows.num_tokens
-        return loss if decision is None else self._gate.watched(decision.kept(loss))
+        return self._gate.bind(loss, decision)
 
     def take_unjudged(self, rows: torch.Tensor) -> None:
         """Records a micro-batch whose loss went by unseen; what nobody judged is kept.
@@ -130,7 +131,9 @@ class TrainerWindow:
     # Once an optimizer step.
 
     def clip(self, clip: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter], *, clip_at: float) -> Any:
-        """Looks at the gradients before the trainer clips them, and lets it unless it is known that nothing counts.
+        """Judges the gradients that the trainer clips, and lets it unless it is known that nothing counts.
+
+        Waits for the device where the host decides.
 
         Args:
             clip: The trainer's own clipping, to the norm `clip_at`; gives the norm before.
@@ -140,38 +143,46 @@ class TrainerWindow:
         Returns:
             The norm before clipping.
         """
-        if self._judge():
-            return torch.zeros(())  # a trainer logs what it gets
-        self._grad_norm = clip(parameters)
-        self._clip_at = clip_at
-        return self._grad_norm
+        is_empty, norms = self._close(), None
+        if not is_empty and not self._has_scaler:
+            norms = self._measured()
+        if not is_empty:
+            self._grad_norm, self._clip_at = clip(parameters), clip_at
+            if self._has_scaler:  # only the clipping has given gradients their true size
+                norms = _total_alone(self._grad_norm)
+        self._verdict = self._gate.judge_step(norms)
+        return torch.zeros(()) if is_empty else self._grad_norm  # a trainer logs what it gets
 
-    def _judge(self) -> bool:
-        """Puts the window's gradients right, and says whether the optimizer's next step is to change anything.
-
-        Waits for the device where the host decides.
+    def _close(self) -> bool:
+        """Ends the window and puts its gradients right.
 
         Returns:
-            Whether it is known that nothing counts.
+            Whether it is known that nothing in it counts.
         """
         gate = self._gate
-        has_scaler = self._trainer.accelerator.scaler is not None
-        is_empty, norms = gate.close_window(scaler_waits=has_scaler), None
-        if gate.core.guard is not None and not is_empty:
-            parameters = gate.parameters()
-            if self._removes:
-                factor = self._removed_factor()
-                scale_gradients(parameters, factor)
-                self._loss = self._loss * factor
-            if not has_scaler:  # which looks for itself, and halves its scale
-                norms = gradient_norms(parameters)
-        self._verdict = gate.judge_step(norms)
+        is_empty = gate.close_window(scaler_waits=self._has_scaler)
+        if self._removes and not is_empty:
+            factor = self._removed_factor()
+            scale_gradients(gate.parameters(), factor)
+            self._loss = self._loss * factor
         return is_empty
 
+    def _measured(self) -> GradientNorms | None:
+        """Norms of all that the trainer clips and steps: it clips the whole model, so that one NaN spoils all of it."""
+        return gradient_norms(self._gate.parameters()) if self._gate.core.guard is not None else None
+
+    @property
+    def _has_scaler(self) -> bool:
+        return self._trainer.accelerator.scaler is not None
+
     def before_optimizer(self) -> None:
-        """Looks at what the trainer is about to step with."""
-        if self._verdict is None:  # a trainer of the user's own, which clips in a way of its own
-            self._judge()
+        """Looks at what the trainer is about to step with; judges it where nobody has clipped it by `clip`."""
+        if self._verdict is None:
+            is_empty = self._close()
+            if not is_empty and self._gate.core.guard is not None:
+                with suppress(RuntimeError):  # a trainer that clips in a way of its own has done so already
+                    self._trainer.accelerator.unscale_gradients()
+            self._verdict = self._gate.judge_step(None if is_empty else self._measured())
         trainer = self._trainer
         self._lr = current_lr(trainer.optimizer)
         self._loss_scale = self._scale_now()
@@ -225,3 +236,9 @@ class TrainerWindow:
         """The scale of the trainer's gradient scaler, 0-d; None without one."""
         scaler = self._trainer.accelerator.scaler
         return None if scaler is None else loss_scale(scaler, device=self._trainer.accelerator.device)
+
+
+def _total_alone(norm: Any) -> GradientNorms:
+    """The norm that a clipping gives back, 0-d, may be sharded; of which parameter is not known."""
+    total = norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
+    return GradientNorms(total, torch.empty(0, device=total.device))

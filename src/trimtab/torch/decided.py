@@ -36,9 +36,16 @@ class Decided:
         counts: (3,) int64, only ever growing: micro-batches judged, those kept with tokens, those skipped.
     """
 
-    def __init__(self, *, device: torch.device) -> None:
-        """Begins empty."""
+    def __init__(self, *, device: torch.device, counts: torch.Tensor | None = None) -> None:
+        """Begins empty.
+
+        Args:
+            device: Where micro-batches are decided.
+            counts: Goes on from these, of the device where it was done before; None: from zero.
+        """
         self.counts = torch.zeros(3, dtype=torch.int64, device=device)
+        if counts is not None:
+            self.counts.copy_(counts)
         self._rows = torch.zeros(SIZE, _WIDTH, dtype=torch.float64, device=device)
         self._one = torch.ones((), dtype=torch.bool, device=device)
         self._ages = torch.arange(SIZE, device=device)

@@ -3,8 +3,8 @@
 Enters: the reduced losses of a micro-batch, then the norms of a window's gradients. Leaves: a decision, gradients that
 are masked by it, an optimizer whose next step is vetoed or not, and what was recorded of it. The verbs, in this order:
 
-    take -> watched                       once a micro-batch, between forward and backward
-    open -> take_unjudged                 instead of it, around one whose loss goes by unseen
+    take -> bind                          once a micro-batch, between forward and backward
+    take_unjudged                         instead of it, after one whose loss goes by unseen
     close_window -> judge_step -> end     once a window, after its last backward and around the optimizer's step
 
 Without a guard nothing here waits for the device. With one that decides on the host, `take` waits once a micro-batch
@@ -13,13 +13,16 @@ and `judge_step` once a window; with one that decides on the device, neither doe
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from trimtab.errors import UsageError
+from trimtab.errors import GuardLockupError
+from trimtab.notices import warn
 from trimtab.run import RunCore
 from trimtab.torch.decision import Decision
 from trimtab.torch.gradients import GradientNorms
@@ -76,14 +79,17 @@ class Gate:
         self._late = LateFigures()
         self._guarding: _Guarding | None = None
         self._veto: StepVeto | None = None
-        self._turn = 0
         if core.guard is not None:
             assert model is not None, "a guard comes with a model"
             self._guarding = _Guarding(
                 judge=Judge(core, ranks=self.ranks, late=self._late),
-                mask=GradientMask(model, parameters=self.parameters, alone=self.ranks.alone),
+                # No method of the gate: a hook on a parameter would hold it, and so would whatever holds the model.
+                mask=GradientMask(model, parameters=partial(_all_of, model, optimizer), alone=self.ranks.alone),
                 statistics=RunningStatistics(model),
             )
+            # A gate that is thrown away, as by a loop that was interrupted, leaves a model as it was.
+            weakref.finalize(self, self._guarding.mask.remove)
+            weakref.finalize(self, self._guarding.statistics.remove)
 
     @property
     def on_device(self) -> bool:
@@ -92,19 +98,14 @@ class Gate:
 
     def parameters(self) -> list[nn.Parameter]:
         """The model's parameters, and those that only the optimizer knows."""
-        parameters = list(self._model.parameters()) if self._model is not None else []
-        if self._optimizer is None:
-            return parameters
-        known = set(map(id, parameters))
-        in_groups = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        return parameters + [parameter for parameter in in_groups if id(parameter) not in known]
+        return _all_of(self._model, self._optimizer)
 
     # Once a micro-batch.
 
     def take(
         self, micro_batch: RowLosses, *, extra: torch.Tensor | None = None, beyond: torch.Tensor | None = None
     ) -> Decision | None:
-        """Judges a micro-batch, where there is a guard, masks what its backward will leave, and records it.
+        """Judges a micro-batch, where there is a guard, and records it; its loss is yet to be bound.
 
         With a guard among several ranks it calls one collective, and blocks until every rank has called it.
 
@@ -115,54 +116,47 @@ class Gate:
             beyond: 0-d, what else a host's loss holds, in the unit of its mean over tokens: it is judged too.
 
         Returns:
-            The decision; its `kept` gives the loss to call backward on. None without a guard.
+            The decision, for `bind`. None without a guard.
 
         Raises:
             UsageError: If the ranks of the model may run out of data at different steps (`Join`).
             GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
                 else about an earlier one of which the host hears now.
         """
-        self.hear()
         rows, sums, tokens = map(to_host, (micro_batch.rows, micro_batch.row_loss_sums, micro_batch.row_num_tokens))
         if self._guarding is None:
             self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
             return None
         if not self.ranks.alone:
             refuse_uneven_inputs(self._model)
-        self._turn += 1
         judge, mask, statistics = self._guarding
-        mask.lift()
         leader = partial(leading_row, rows, sums, tokens)
-        decision, reason, keep = judge.judge(micro_batch, extra=extra, beyond=beyond, leading_row=leader)
+        try:
+            self.hear()
+            decision, reason, keep = judge.judge(micro_batch, extra=extra, beyond=beyond, leading_row=leader)
+        except GuardLockupError:
+            statistics.keep_or_restore(False)  # its loss is handed to nobody
+            raise
         mask.hook()
-        # What is kept without a token leaves its zeros, as it does without a guard.
-        mask.set(decision.counts, lifts=decision.keep is not True)
         statistics.hook()
         statistics.keep_or_restore(decision.keep)
         self.core.record_micro_batch(rows, sums, tokens, reason=reason, keep=keep, packed=micro_batch.packed)
         return decision
 
-    def watched(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss that `take` was about, the same tensor; its backward must come before the next `take`.
-
-        There is one mask, that of the newest micro-batch: a backward that came later would lose what was kept, or let
-        in what was skipped. Such a backward raises `UsageError`. A loss that is never called backward on is let be.
+    def bind(self, loss: torch.Tensor, decision: Decision | None) -> torch.Tensor:
+        """The loss to call backward on: `loss` where it counts, else a zero whose backward leaves zeros.
 
         Args:
-            loss: 0-d, what is returned to be called backward on.
+            loss: 0-d.
+            decision: What `take` gave for its micro-batch. None: `loss` itself.
         """
-        if self._guarding is not None and loss.requires_grad:
-            loss.register_hook(partial(self._check_turn, self._turn))  # type: ignore[no-untyped-call]
-        return loss
-
-    def open(self) -> None:
-        """Lets gradients through, whatever was decided last; belongs before a forward whose loss may go by unseen."""
-        if self._guarding is not None:
-            self._guarding.mask.lift()
-            self._guarding.mask.set(True)
+        if self._guarding is None or decision is None:
+            return loss
+        # What is kept without a token leaves its zeros, as it does without a guard.
+        return self._guarding.mask.bind(loss, decision.counts, lifts=decision.keep is not True)
 
     def take_unjudged(self, rows: torch.Tensor, *, packed: bool) -> None:
-        """Records a micro-batch whose backward has passed unseen, between `open` and now; it is kept.
+        """Records a micro-batch whose backward has passed unseen; it is kept.
 
         Args:
             rows: (N,) its rows, or those of its tokens.
@@ -194,7 +188,6 @@ class Gate:
             self._guarding.mask.lift()
         self._guarding.mask.open()
         self._guarding.statistics.settle()
-        self._turn += 1
         return is_empty
 
     def judge_step(self, norms: GradientNorms | None) -> StepVerdict:
@@ -203,12 +196,9 @@ class Gate:
         Waits for the device only where the host decides, and `norms` are there. Without a guard every step may.
 
         Args:
-            norms: Of the gradients before clipping; None where they are not judged: a gradient scaler looks for itself.
-
-        Raises:
-            GuardLockupError: As `take`, about an earlier micro-batch.
+            norms: Of the gradients before clipping, and of their true size where there is a gradient scaler; None where
+                nothing counts, so that they were not measured.
         """
-        self.hear()
         if self._guarding is None:
             return StepVerdict()
         window = self.core.window
@@ -258,10 +248,11 @@ class Gate:
             }
         )
         judged_norm, first_nonfinite = facts.pop("judged_norm"), facts.pop("first_nonfinite")
-        tell = partial(self._tell_step, core.step, facts["reason"], judged_norm, first_nonfinite)
+        measured = norms.parameters if norms is not None else ()
+        tell = partial(self._tell_step, core.step, facts["reason"], judged_norm, first_nonfinite, measured)
         if isinstance(verdict.code, int):
             tell()
-        elif self.on_device:
+        elif self._guarding is not None:  # a device knows it, or a gradient scaler
             self._late.add(facts["reason"], tell)
         core.end_step(**facts)
         return StepOutcome(facts)
@@ -284,6 +275,31 @@ class Gate:
         """
         self._late.drain()
 
+    def leave(self, *, waits: bool) -> None:
+        """Hears what there is to hear of what is being left: a lock-up in it is said, and not raised.
+
+        Args:
+            waits: Whether to wait for what has not arrived.
+        """
+        while True:
+            try:
+                self._late.drain() if waits else self._late.poll()
+            except GuardLockupError as error:  # what came after it is yet to be heard
+                warn("guard", str(error))
+                continue
+            return
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `RunCore.state_dict` was taken, on host and device; waits for the device.
+
+        Raises:
+            UsageError: As `RunCore.load_state_dict`.
+        """
+        self.leave(waits=True)
+        self.core.load_state_dict(state)
+        if self._guarding is not None:
+            self._guarding.judge.load()
+
     def remove(self) -> None:
         """Takes all hooks off model and optimizer. A gate that is used again puts them on again."""
         if self._guarding is not None:
@@ -295,35 +311,43 @@ class Gate:
 
     # Within.
 
-    def _check_turn(self, turn: int, _: torch.Tensor) -> None:
-        """The hook on a loss that was given out: its backward finds the mask as it was set for it."""
-        if turn != self._turn:
-            raise UsageError(
-                "backward reached the loss of a micro-batch after the next one was judged, or after its step: the mask "
-                "is another's by then, so that what was kept would be lost, or what was skipped would count. Call "
-                "backward on each loss before the next micro-batch and before the step; (a + b).backward() is one "
-                "backward for two."
-            )
-
     def _drop_next(self, dropped: bool | torch.Tensor) -> None:  # noqa: FBT001 - a verdict
         if self._optimizer is None:
             return
         if self._veto is None:
             self._veto = StepVeto(self._optimizer)
+            weakref.finalize(self, self._veto.remove)
         self._veto.drop_next(dropped)
 
-    def _tell_step(self, step: int, code: Any, norm: Any, first_nonfinite: Any, _: list[float] | None = None) -> None:
+    def _tell_step(
+        self,
+        step: int,
+        code: Any,
+        norm: Any,
+        first_nonfinite: Any,
+        parameters: Sequence[nn.Parameter],
+        _: list[float] | None = None,
+    ) -> None:
         """Says what was decided about a step, by numbers that have arrived."""
         reason = STEP_REASONS[int(code)]
         if reason == "no_tokens":
             self.core.words.no_tokens(step)
         elif reason == "nonfinite_norm":
-            self.core.tell_nonfinite_norm(step, norm=float(norm), parameter=self._name(int(first_nonfinite)))
+            place = int(first_nonfinite)
+            name = self._name(parameters[place]) if place >= 0 else None
+            self.core.tell_nonfinite_norm(step, norm=float(norm), parameter=name)
 
-    def _name(self, place: int) -> str | None:
-        """What the parameter at that place of `parameters` is called; None for no place."""
-        if place < 0:
-            return None
+    def _name(self, parameter: nn.Parameter) -> str:
+        """What a parameter is called that was measured."""
         assert self._model is not None, "a guard comes with a model"
-        names = [name for name, _ in self._model.named_parameters()]
-        return names[place] if place < len(names) else f"number {place - len(names)} of those only the optimizer knows"
+        names = (name for name, of_model in self._model.named_parameters() if of_model is parameter)
+        return next(names, f"one of shape {tuple(parameter.shape)} that only the optimizer knows")
+
+
+def _all_of(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:
+    parameters = list(model.parameters()) if model is not None else []
+    if optimizer is None:
+        return parameters
+    known = set(map(id, parameters))
+    in_groups = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return parameters + [parameter for parameter in in_groups if id(parameter) not in known]

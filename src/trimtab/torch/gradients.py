@@ -25,11 +25,13 @@ class GradientNorms(NamedTuple):
 
     Attributes:
         total: 0-d, of all gradients together, bit for bit what `clip_grad_norm_` computes; 0 without any.
-        norms: (P,) of each parameter's gradient; 0 where it has none.
+        norms: (P,) of each parameter's gradient; 0 where it has none. (0,) where only the total is known.
+        parameters: The P parameters, so that one can be named.
     """
 
     total: torch.Tensor
     norms: torch.Tensor
+    parameters: Sequence[nn.Parameter] = ()
 
     @property
     def first_nonfinite(self) -> torch.Tensor:
@@ -52,10 +54,10 @@ def gradient_norms(parameters: Sequence[nn.Parameter]) -> GradientNorms:
     """
     with torch.no_grad():
         places = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
-        grads = _gradients(parameters)
+        grads = [_measurable(grad) for grad in _gradients(parameters)]
         if not grads:
             nothing = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
-            return GradientNorms(nothing.sum(), nothing)
+            return GradientNorms(nothing.sum(), nothing, parameters)
         device = grads[0].device
         totals: list[torch.Tensor] = []
         norms: list[torch.Tensor] = [torch.zeros((), device=device)] * len(parameters)
@@ -67,7 +69,7 @@ def gradient_norms(parameters: Sequence[nn.Parameter]) -> GradientNorms:
                 norms[places[index]] = norm.to(device)
         # Sharded beside plain parameters: torch's own clipping refuses them, so there is no order of its to keep.
         total = totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
-        return GradientNorms(total, torch.stack(norms))
+        return GradientNorms(total, torch.stack(norms), parameters)
 
 
 def _plain_norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -119,12 +121,26 @@ def _alike(grads: list[torch.Tensor], key: Callable[[torch.Tensor], Hashable]) -
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float | torch.Tensor) -> None:
-    """Multiplies every gradient by `factor`, a number or a 0-d tensor on the device of one of them; never waits."""
-    grads = _gradients(parameters)
+    """Multiplies every gradient by `factor`, a number or a 0-d tensor on the device of one of them; never waits.
+
+    Both give the same bits: a number by itself would be rounded to the gradients' dtype first.
+    """
+    grads = [grad._values() if grad.is_sparse else grad for grad in _gradients(parameters)]
     for indices in _alike(grads, lambda grad: (grad.device, grad.dtype, _sharding(grad) is None)):
         alike = [grads[index] for index in indices]
-        factor_here = factor.to(alike[0].device) if isinstance(factor, torch.Tensor) else factor
-        torch._foreach_mul_(alike, factor_here)
+        torch._foreach_mul_(alike, _on(alike[0].device, factor))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating dtype that there is on a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _on(device: torch.device, factor: float | torch.Tensor) -> torch.Tensor:
+    """0-d on the device; a number in the widest dtype."""
+    if isinstance(factor, torch.Tensor):
+        return factor.to(device)
+    return torch.full((), factor, dtype=widest(device), device=device)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float, norm: torch.Tensor) -> None:
@@ -137,6 +153,27 @@ def clip_gradients(parameters: Sequence[nn.Parameter], *, max_norm: float, norm:
         scale_gradients(parameters, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
+def clear_nonfinite(parameters: Iterable[nn.Parameter], *, where: bool | torch.Tensor) -> None:
+    """Takes away whole gradients whose norm is not finite; a device that decides puts zeros there, without a wait.
+
+    Args:
+        parameters: Whose gradients are looked at; measured as `gradient_norms` does, over their ranks too.
+        where: Whether to do it; a bool, which may wait for the device, or 0-d bool on any device.
+    """
+    found = [parameter for parameter in parameters if parameter.grad is not None]
+    if where is False or not found:
+        return
+    for parameter, norm in zip(found, gradient_norms(found).norms.unbind(), strict=True):
+        is_bad = ~torch.isfinite(norm)
+        if not isinstance(where, torch.Tensor):
+            parameter.grad = None if bool(is_bad) else parameter.grad
+            continue
+        here = _values(parameter.grad)
+        is_bad, is_wanted = (flag.to(here.device, non_blocking=here.device.type != "cpu") for flag in (is_bad, where))
+        with torch.no_grad():
+            here.copy_(torch.where(is_bad & is_wanted, 0.0, here))
+
+
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Takes every gradient away, so that an optimizer's step changes neither parameters nor moments nor its count."""
     for parameter in parameters:
@@ -144,14 +181,20 @@ def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients, of a sparse one the values that it holds: changing them in place changes the gradient."""
-    grads = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        if parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
-            grads.append(parameter.grad._values())
-        else:
-            grads.append(parameter.grad)
-    return grads
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _values(grad: Any) -> torch.Tensor:
+    """What a gradient holds on this rank: changing it in place changes the gradient, and its layout stays."""
+    if _sharding(grad) is not None:
+        grad = grad.to_local()
+    values: torch.Tensor = grad._values() if grad.is_sparse else grad
+    return values
+
+
+def _measurable(grad: torch.Tensor) -> torch.Tensor:
+    """The gradient, of a sparse one the values of a copy in which each row comes once.
+
+    A copy: what is added to the gradient later would be added up in another order.
+    """
+    return grad.coalesce().values() if grad.is_sparse else grad

@@ -3,6 +3,10 @@
 Enters: an optimizer that is about to step, and what was decided so far. Leaves: a step that is dropped where it must
 be, and one tensor that says why, for later. An optimizer that holds none of the model's parameters is let be, and so is
 a step before which nothing was judged. Each optimizer has a window of its own: what came since its own last step.
+
+What came since includes windows that were thrown away: by the user, by a gradient scaler that did not call the step, or
+before the optimizer was there. Nobody tells of that, so their kept micro-batches seem to be in this window. The
+gradients tell: if something did not count and they are exactly zero, nothing of what was kept is in them.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import torch
 from torch import nn
 
 from trimtab.guard.words import GuardWords
-from trimtab.torch.gradients import gradient_norms
+from trimtab.torch.gradients import GradientNorms, gradient_norms
 from trimtab.torch.step_verdict import judged_window
 from trimtab.torch.veto import StepVeto
 from trimtab.values import STEP_CODE, STEP_REASONS
@@ -54,19 +58,25 @@ class GuardedSteps:
         if optimizer in self._windows:
             return True
         known = set(map(id, self._model.parameters()))
-        return any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"])
+        return any(id(parameter) in known for parameter in _parameters_of(optimizer))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of the optimizers that have stepped and are still there, the model's and others'."""
+        return [parameter for optimizer in list(self._windows) for parameter in _parameters_of(optimizer)]
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, *, counts: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[list[float]], None]]:
-        """Drops the step that comes if nothing was kept for it, or if its gradients are not finite; does not wait.
+        """Drops the step that comes if nothing was kept for it, or if their norm is not finite; does not wait.
+
+        Under a gradient scaler the gradients of a fused optimizer are measured as they are, scaled.
 
         Args:
             optimizer: One that holds parameters of the model.
             counts: (3,) int64, `Decided.counts`.
 
         Returns:
-            What became of the step, (1,) or (3,) float64, and what is to be said of it when the host has it.
+            What became of the step, (3,) float64, and what is to be said of it when the host has it.
         """
         window = self._windows.get(optimizer)
         if window is None:
@@ -75,21 +85,23 @@ class GuardedSteps:
         window.counts = counts.clone()
         window.num_steps += 1
         is_judged = since[JUDGED] > 0
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        # A gradient scaler has looked for itself, and lowers its scale by what it saw.
-        has_scaler = getattr(optimizer, "found_inf", None) is not None
-        norms = None if has_scaler else gradient_norms(parameters)
-        verdict = judged_window(may_step=since[KEPT] > 0, has_skips=since[SKIPPED] > 0, norms=norms)
+        parameters = _parameters_of(optimizer)
+        norms = gradient_norms(parameters)
+        is_empty = _is_zero(norms, device=counts.device) & (since[JUDGED] > since[KEPT])
+        may_step = (since[KEPT] > 0) & ~is_empty
+        verdict = judged_window(may_step=may_step, has_skips=since[SKIPPED] > 0, norms=norms)
+        found_inf = getattr(optimizer, "found_inf", None)
+        if isinstance(found_inf, torch.Tensor):  # a gradient scaler has looked for itself, and lowers its scale by it
+            verdict = verdict.after_scaler(overflowed=found_inf != 0)
         veto = window.veto()
         assert veto is not None, "its optimizer is alive"
         veto.drop_next(is_judged & verdict.dropped)
-        facts = [torch.where(is_judged, verdict.code, STEP_CODE["stepped"])]
-        if norms is not None:
-            facts += [norms.first_nonfinite, norms.total.detach()]
+        code = torch.where(is_judged, verdict.code, STEP_CODE["stepped"])
+        facts = [code, norms.first_nonfinite, norms.total.detach()]
         together = torch.stack([fact.to(counts.device, torch.float64) for fact in facts])
         return together, partial(self._tell, parameters, window.num_steps)
 
-    def _tell(self, parameters: list[torch.Tensor], step: int, facts: list[float]) -> None:
+    def _tell(self, parameters: list[nn.Parameter], step: int, facts: list[float]) -> None:
         """Says why a step did not happen, where that is news.
 
         Args:
@@ -104,4 +116,14 @@ class GuardedSteps:
             _, first, norm = facts
             culprit = parameters[int(first)] if first >= 0 else None
             names = (name for name, parameter in self._model.named_parameters() if parameter is culprit)
-            self._words.nonfinite_norm(step, norm=norm, parameter=next(names, None))
+            other = None if culprit is None else f"one of shape {tuple(culprit.shape)} that only the optimizer holds"
+            self._words.nonfinite_norm(step, norm=norm, parameter=next(names, other))
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_zero(norms: GradientNorms, *, device: torch.device) -> torch.Tensor:
+    """0-d bool; in float32 also where every gradient is below 1e-23, whose square is none any more."""
+    return (norms.total == 0).to(device)

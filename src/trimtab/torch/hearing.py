@@ -22,7 +22,7 @@ from trimtab.values import VERDICT_REASONS
 
 
 class Hearing:
-    """What one device has decided and its guard is yet to hear of."""
+    """What a device has decided and its guard is yet to hear of."""
 
     def __init__(
         self,
@@ -51,6 +51,15 @@ class Hearing:
         self._num_counted = 0
         self._is_all_sent_for = False
         self._lockup: GuardLockupError | None = None
+
+    def go_on(self, *, rule: DeviceRule, decided: Decided) -> None:
+        """Hears from another device from now on; of the one before all has been heard.
+
+        Args:
+            rule: Who decides.
+            decided: What was decided there; its counts go on from those of the device before.
+        """
+        self._rule, self._decided = rule, decided
 
     @property
     def num_counted(self) -> int:
@@ -131,6 +140,8 @@ class Hearing:
                     where=f"micro-batch {micro.place} of guard(loss)",
                     instead="guard.check(...)",
                 )
+            if not verdict.keep:
+                self._words.skipped_call(verdict, call=micro.place)
 
     def _take_over_history(self, num_lost: int) -> None:
         """Where the device has overwritten what the host had not heard of, its history is the guard's; waits for it."""

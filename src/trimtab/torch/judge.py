@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trimtab.guard.figures import MicroFigures, sum_to_judge
+from trimtab.guard.figures import Leader, MicroFigures, sum_to_judge
 from trimtab.run import RunCore
 from trimtab.torch.decision import Decision
 from trimtab.torch.device_rule import DeviceRule
@@ -31,7 +31,7 @@ from trimtab.values import REASON_CODE
 
 _CODE, _KEEP = map(HeardFigures._fields.index, ("code", "keep"))
 
-LeadingRow = Callable[[], int | None]
+LeadingRow = Callable[[], Leader | None]
 
 
 class Judgement(NamedTuple):
@@ -92,11 +92,14 @@ class Judge:
 
         Raises:
             GuardLockupError: If the guard is set to raise on a lock-up, and the host decides.
+            UsageError: If another rank's guard has other settings; told at the first micro-batch.
         """
         own = _own_figures(micro_batch, extra=extra, beyond=beyond)
         has_terms = extra is not None or beyond is not None
         if self._on_device is None:
             self._settle(own.device)
+            assert self._core.guard is not None, "a judge belongs to a run with a guard"
+            self._ranks.refuse_unlike(self._core.guard.config.saved)
         if self._on_device:
             return self._on_the_device(own, micro_batch.num_tokens, leading_row, has_terms=has_terms)
         return self._on_the_host(own, leading_row, has_terms=has_terms)
@@ -106,13 +109,22 @@ class Judge:
         assert guard is not None, "a judge belongs to a run with a guard"
         decide = guard.config.decide
         # Unasked, a device decides where the host hears of it without waiting: else the host would wait all the same.
+        # A lock-up that is to raise is heard of by each rank at a time of its own, so the host decides then as well.
         # mps decides nothing, also where it is asked to: it has no float64.
-        is_asked = decide == "device" or (decide == "auto" and has_side_stream(device))
-        self._on_device = is_asked and device.type != "mps"
+        is_fit = has_side_stream(device) and guard.config.on_lockup != "raise"
+        self._on_device = (decide == "device" or (decide == "auto" and is_fit)) and device.type != "mps"
         if self._on_device:
             self._rule = DeviceRule(guard.config, device=device)
-            self._rule.load(guard.history)
-            self._last_step = guard.history.last_step or 0
+            self.load()
+
+    def load(self) -> None:
+        """Goes on from the history that the host's guard has now; waits for the device where that decides."""
+        if self._rule is None:
+            return
+        guard = self._core.guard
+        assert guard is not None, "a judge belongs to a run with a guard"
+        self._rule.load(guard.history)
+        self._last_step = guard.history.last_step or 0
 
     def _on_the_host(self, own: torch.Tensor, leading_row: LeadingRow, *, has_terms: bool) -> Judgement:
         own = own.to("cpu", torch.float64)  # one read of the host for all figures; mps has no float64

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from trimtab.errors import UsageError
+from trimtab.guard.figures import Leader
 
 Per = Literal["token", "sample"]
 
@@ -41,8 +42,8 @@ class RowLosses(NamedTuple):
     num_entries: int
 
 
-def leading_row(rows: Any, loss_sums: Any, num_tokens: Any) -> int | None:
-    """The first row whose loss is not finite, else the one with the largest loss sum.
+def leading_row(rows: Any, loss_sums: Any, num_tokens: Any) -> Leader | None:
+    """The row of a micro-batch that is to be looked at first.
 
     Args:
         rows: (R,) dataset rows on the host, or on their way to it: then this waits.
@@ -58,9 +59,9 @@ def leading_row(rows: Any, loss_sums: Any, num_tokens: Any) -> int | None:
         return None
     bad = row[~np.isfinite(sums)]
     if bad.size:
-        return int(bad[0])
+        return Leader(int(bad[0]), num_nonfinite=np.unique(bad).size)
     distinct, place = np.unique(row, return_inverse=True)  # a packed row has an entry a token
-    return int(distinct[np.bincount(place, weights=sums).argmax()])
+    return Leader(int(distinct[np.bincount(place, weights=sums).argmax()]))
 
 
 def rows_alone(rows: torch.Tensor, *, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> RowLosses:

@@ -12,7 +12,9 @@ is none beside it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 import torch.distributed as dist
@@ -73,6 +75,24 @@ class Ranks:
         group = dist.group.WORLD if process_group is None else process_group
         return cls(rank=rank, world_size=world_size, group=group, records=records, device_types=device_types)
 
+    def refuse_change(self, process_group: dist.ProcessGroup | None) -> None:
+        """Refuses to go on alone where torch.distributed was initialised since; a look at it, no collective.
+
+        Args:
+            process_group: What `of` was called with.
+
+        Raises:
+            UsageError: The ranks would decide each for itself, and train apart without a word.
+        """
+        if not self.alone or process_group is not None or not (dist.is_available() and dist.is_initialized()):
+            return
+        world_size = dist.get_world_size()
+        if world_size > 1:
+            raise UsageError(
+                f"The Run was made before torch.distributed was initialised, which has {world_size} ranks now: each "
+                "would decide and record for itself. Make the Run after torch.distributed.init_process_group."
+            )
+
     @property
     def alone(self) -> bool:
         """Whether there is nobody to agree with: nothing is reduced then."""
@@ -99,3 +119,29 @@ class Ranks:
         total = total.clone() if device.type in self.device_types else total.to(self.device_types[0])
         dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
         return total.to(device)
+
+    def refuse_unlike(self, settings: Mapping[str, object]) -> None:
+        """Refuses to go on where another rank has other settings; one collective, and a wait, where not alone.
+
+        Args:
+            settings: Plain values by name; the same names on every rank.
+
+        Raises:
+            UsageError: On every rank, for from then on each would draw verdicts of its own and train apart.
+        """
+        if self.alone:
+            return
+        # Numbers below 2**20, so that the sums of their squares are exact: what is equal to the mean of all, square
+        # and all, on every rank is the same on every rank.
+        marks = [int.from_bytes(sha256(repr(value).encode()).digest()[:3]) >> 4 for value in settings.values()]
+        own = torch.tensor([marks, [mark * mark for mark in marks]], dtype=torch.float64)
+        together = self.summed(own.flatten()).view_as(own)
+        unlike = (together != own * self.world_size).any(0).tolist()
+        named = [
+            f"{name}={value!r}" for (name, value), is_unlike in zip(settings.items(), unlike, strict=True) if is_unlike
+        ]
+        if named:
+            raise UsageError(
+                f"The ranks have guards with different settings; rank {self.rank} has {', '.join(named)}. Give every "
+                "rank the same GuardConfig: each decides for itself, from the same sums."
+            )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.schedule import current_lr, loss_scale
 from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, checked_divisor
+from trimtab.torch.stepped import SteppedParameters
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
 
@@ -108,13 +110,14 @@ class Run:
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
             header = self._described(header, dataset=dataset, row_id=row_id)
-        self._ranks = Ranks.of(process_group)
+        self._ranks, self._process_group = Ranks.of(process_group), process_group
         meet = meeting_place(self._ranks, out=out, header=header, guard=guard)
         self._new_core = partial(
             RunCore, header, out=out, guard=guard, record=record and self._ranks.records, meet=meet
         )
         self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer, ranks=self._ranks)
         self._optimizer = optimizer
+        self._stepped = SteppedParameters(model, optimizer) if optimizer is not None else None
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
         removed = guard is not None and guard.skipped_tokens == "removed"
@@ -168,12 +171,13 @@ class Run:
                 (or by the `num_micros` of `begin_window`), and left out with the micro-batch when it is skipped.
 
         Returns:
-            A 0-d tensor. With a guard its backward must come before the next `micro_batch` and before `step`: a later
-            one raises `UsageError`. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it is for
-            backward only: its scale is put right by `step`.
+            A 0-d tensor, for a backward of its own before `step`: with a guard, one backward for the losses of two
+            micro-batches raises `UsageError`. Under `normalize="micro"`: (mean + aux) / accumulation. Under "window" it
+            is for backward only: its scale is put right by `step`.
 
         Raises:
-            UsageError: If the window is complete already, or a shape, dtype or combination makes no sense.
+            UsageError: If the window is complete already, or a shape, dtype or combination makes no sense, or if the
+                run was made before torch.distributed was initialised.
             GuardLockupError: If the guard is set to raise on a lock-up; where the device decides, when the host hears
                 of it.
         """
@@ -184,8 +188,13 @@ class Run:
                 "run.step() when run.window_complete is True, before the next micro_batch."
             )
         self._mean.check_aux(aux)
+        if window.num_micros == 0:
+            self._ranks.refuse_change(self._process_group)
+            if self._stepped is not None:
+                self._stepped.begin_window()
         reduced = reduce_to_rows(losses, rows=rows, per=per, mask=mask, tokens=tokens)
-        return self._gate.watched(self._mean.take(reduced, aux, self._gate.take(reduced, extra=aux)))
+        decision = self._gate.take(reduced, extra=aux)
+        return self._gate.bind(self._mean.take(reduced, aux, decision), decision)
 
     @property
     def window_complete(self) -> bool:
@@ -200,7 +209,7 @@ class Run:
     # Once a window.
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> StepOutcome:
-        """Clips, steps the optimizer (or drops the step), and clears the gradients.
+        """Clips, steps the optimizer (or drops the step), and clears the gradients: those of what the optimizer holds.
 
         Before the window is full this closes it: the gradients are scaled up as if it had its full size. A window
         whose every micro-batch was skipped, or that holds no supervised token, or whose gradient norm is not finite,
@@ -216,11 +225,12 @@ class Run:
             What became of the step.
 
         Raises:
-            UsageError: If there is no optimizer, or no micro-batch since the last step.
+            UsageError: If there is no optimizer, or no micro-batch since the last step, or if the optimizer holds none
+                of the model's parameters and finds no gradient.
             GuardLockupError: As `micro_batch`, where the device decides; the step may be called again.
         """
-        core, gate, optimizer = self._core, self._gate, self._optimizer
-        if optimizer is None:
+        core, gate, optimizer, stepped = self._core, self._gate, self._optimizer, self._stepped
+        if optimizer is None or stepped is None:
             raise UsageError("run.step() needs the optimizer: pass optimizer= to Run.")
         window = core.window
         if window.num_micros == 0:
@@ -229,15 +239,16 @@ class Run:
                 "of an epoch write `if run.window_open: run.step()`."
             )
         gate.hear()  # what it may raise comes before anything has happened
+        parameters = stepped.now()
+        if not self._may_lack_gradients():
+            stepped.look_for_motion(parameters, words=core.words, step=core.step)
         scale_before = None
         if scaler is not None:
-            scale_before = loss_scale(scaler, device=self._device())
+            scale_before = loss_scale(scaler, device=stepped.device)
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
-        parameters = gate.parameters()
         norms = None if gate.close_window() else self._put_right(parameters)
-        # A scaler that is at work looks for itself, and halves its scale.
-        scales = scaler is not None and scaler.is_enabled()
-        verdict = gate.judge_step(None if scales else norms)
+        verdict = gate.judge_step(norms)
+        stepped.clear_beside(where=verdict.is_for_norm)
         if norms is not None and self._max_grad_norm is not None:
             clip_gradients(parameters, max_norm=self._max_grad_norm, norm=norms.total)
         if scaler is None or scale_before is None:
@@ -269,11 +280,12 @@ class Run:
             scale_gradients(parameters, factor)
         return gradient_norms(parameters) if self._max_grad_norm is not None or is_judged else None
 
-    def _device(self) -> torch.device:
-        """Where the gradients of the optimizer's first parameter are."""
-        assert self._optimizer is not None, "a step has one"
-        device: torch.device = self._optimizer.param_groups[0]["params"][0].device
-        return device
+    def _may_lack_gradients(self) -> bool:
+        """Whether it is known that a loop may have had nothing to call backward on: a skip, or no token."""
+        window = self._core.window
+        if self._core.guard is None or self._gate.on_device:  # there nobody knows, and a backward leaves zeros
+            return False
+        return window.num_skipped_micros > 0 or not window.may_step
 
     # Beside the steps.
 
@@ -296,11 +308,13 @@ class Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the run of the checkpoint as its next attempt; call it before the first `micro_batch`.
 
+        With `record=False` it may also be called later, between two windows. Waits for the device where that decides.
+
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard.
         """
         divisor = checked_divisor(state.get("divisor"))
-        self._core.load_state_dict(state)
+        self._gate.load_state_dict(state)
         self._mean.divisor = divisor
 
     @property
@@ -336,8 +350,11 @@ class Run:
     def _end(self, reason: str) -> None:
         num_steps = self._core.step - 1
         try:
-            if reason == "closed":  # after an error nobody waits for a device that may be its cause
+            if reason == "closed":
                 self._gate.drain()
+            else:  # nobody waits for a device that may be the error's cause, or asks one that has failed
+                with suppress(RuntimeError):
+                    self._gate.leave(waits=False)
         except GuardLockupError as error:
             reason = type(error).__name__
             raise
@@ -353,15 +370,7 @@ class Run:
     def _described(self, header: RunHeader, *, dataset: object, row_id: str) -> RunHeader:
         """The header with what the dataset says about itself."""
         facts = describe(dataset)
-        return replace(
-            header,
-            num_rows=facts.num_rows,
-            dataset_fingerprint=facts.fingerprint,
-            row_index=self._row_index(facts, row_id),
-            dataset_files=facts.files.paths,
-            dataset_index_files=facts.files.index_paths,
-            dataset_columns=facts.files.columns,
-        )
+        return facts.in_header(header, row_index=self._row_index(facts, row_id))
 
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""

@@ -10,11 +10,12 @@ Invariant: a parameter on which no hook is known to fire is refused; it is never
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trimtab.errors import UsageError
 
@@ -50,6 +51,7 @@ class UnshardedParameters:
         """
         ids, is_managed = set(map(id, shown)), _is_managed(self._model)
         if not ids <= self._seen or is_managed != self._is_managed:
+            refuse_uninitialized(shown)
             self._seen |= ids
             self._is_managed = is_managed
             self._refuse_other_libraries(shown)
@@ -112,6 +114,15 @@ class UnshardedParameters:
     def _name_of(self, parameter: torch.Tensor) -> str:
         named = self._model.named_parameters() if self._model is not None else []
         return next((repr(name) for name, other in named if other is parameter), "that only the optimizer knows")
+
+
+def refuse_uninitialized(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuses, with `UsageError`, what a lazy module holds before its first batch: it takes no hook."""
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise UsageError(
+            "The model holds a lazy module (torch.nn.LazyLinear, LazyBatchNorm1d, ...) that has seen no batch yet: run "
+            "one forward first, under torch.no_grad(), then make the guard or the Run."
+        )
 
 
 def _is_managed(module: nn.Module | None) -> bool:

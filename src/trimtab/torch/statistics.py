@@ -3,10 +3,11 @@
 Enters: a model, and once a micro-batch whether it counts. Leaves: the running mean, variance and count of batch norm
 and its kin as if a skipped micro-batch had never been seen. Invariant: statistics that count are not touched.
 
-A snapshot is taken before the first forward of a micro-batch and put back after a skip. Checkpointing runs a module's
-forward again during backward, where torch's batch norm takes the batch in a second time: `settle` puts that right,
-before the next forward and at the end of the window. What else changes during forward, and what `torch.compile` hides,
-is named once and stays as it is.
+A snapshot is taken before the first forward of a micro-batch and put back after a skip. A forward without gradients,
+or before the end of a window, is none of a micro-batch that comes later; one with gradients that nobody judges, between
+windows, is taken for a part of the next micro-batch. Checkpointing runs a module's forward again during backward, where
+torch's batch norm takes the batch in a second time: `settle` puts that right, before the next forward and at the end of
+the window. What else changes during forward, and what `torch.compile` hides, is named once and stays as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from trimtab.notices import warn
+from trimtab.torch.sharding import refuse_uninitialized
 
 
 class RunningStatistics:
@@ -43,7 +45,11 @@ class RunningStatistics:
         Args:
             model: The module that is called, or the `DistributedDataParallel` around it; modules that are put into it
                 later are not seen.
+
+        Raises:
+            UsageError: If a lazy module in it has seen no batch yet.
         """
+        refuse_uninitialized(model.buffers())
         # DDP writes the buffers of ranks > 0 anew before each forward: seen from within, that is no change.
         root: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         modules = dict(root.named_modules())
@@ -57,7 +63,7 @@ class RunningStatistics:
         ]
         self._now: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
-        self._is_taken = self._was_taken = False
+        self._is_taken = self._was_taken = self._had_no_gradients = False
         self._pending: bool | torch.Tensor = True
         self._own_versions = self._versions_of_own()
         self._versions: list[int] = []
@@ -101,6 +107,7 @@ class RunningStatistics:
         """Puts back what backward has changed since a skip; belongs after the last backward of a window."""
         self._restore()
         self._pending = True
+        self._is_taken = False
         before, self._own_versions = self._own_versions, self._versions_of_own()
         if not self._was_taken and before != self._own_versions:
             self._say_unseen()  # also where `keep_or_restore` is part of a compiled step, and cannot speak
@@ -118,9 +125,13 @@ class RunningStatistics:
         self._restore()
         self._pending = True
         self._versions = self._versions_of_others()
-        if self._is_taken or not any(module.training for module in self._modules):
+        # One without gradients may be somebody else's, or a micro-batch's whose whole model is checkpointed.
+        has_gradients = torch.is_grad_enabled()
+        is_taken = self._is_taken and not (self._had_no_gradients and has_gradients)
+        if is_taken or not any(module.training for module in self._modules):
             return
         self._is_taken = self._was_taken = True
+        self._had_no_gradients = not has_gradients
         self._now = [buffer for module in self._modules for buffer in module.buffers(recurse=False)]
         if list(map(_layout, self._now)) != list(map(_layout, self._before)):
             self._before = [torch.empty_like(buffer) for buffer in self._now]

@@ -2,7 +2,8 @@
 
 Enters: numbers where the host decides, 0-d tensors where a device does. Leaves: one index into
 `trimtab.values.STEP_REASONS`, of the same kind. There is one body for both, and it chooses in one order: a window of
-which nothing counts has no norm worth asking for, and a step that a gradient scaler left out was one until then.
+which nothing counts has no norm worth asking for. A norm that is not finite is a gradient scaler's own affair where it
+lowered its scale for it; it does not where the gradients are finite and only their norm is not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trimtab.torch.gradients import GradientNorms
 from trimtab.values import STEP_CODE
 
 _STEPPED: Final = STEP_CODE["stepped"]
+_NONFINITE: Final = STEP_CODE["nonfinite_norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,14 @@ class StepVerdict:
         return self.code != _STEPPED
 
     @property
+    def is_for_norm(self) -> bool | torch.Tensor:
+        """Whether the step is dropped because its norm is not finite; likewise."""
+        return self.code == _NONFINITE
+
+    @property
     def blamed(self) -> GradientNorms | None:
         """The norms, where it is for them that the step is dropped, or where that is not known here."""
-        is_for_them = isinstance(self.code, torch.Tensor) or self.code == STEP_CODE["nonfinite_norm"]
-        return self.norms if is_for_them else None
+        return None if self.is_for_norm is False else self.norms
 
     def after_scaler(self, *, overflowed: torch.Tensor) -> StepVerdict:
         """The verdict once a gradient scaler has taken the step or not; never waits.
@@ -50,11 +56,11 @@ class StepVerdict:
         """
         code, overflow = self.code, STEP_CODE["scaler_overflow"]
         if isinstance(code, torch.Tensor):
-            is_overflow = (code == _STEPPED) & _moved(overflowed, code.device)
+            is_overflow = ((code == _STEPPED) | (code == _NONFINITE)) & _moved(overflowed, code.device)
             return replace(self, code=torch.where(is_overflow, overflow, code))
-        if code != _STEPPED:  # nothing to step by, so nothing that could overflow
+        if code not in (_STEPPED, _NONFINITE):  # nothing to step by, so nothing that could overflow
             return self
-        return replace(self, code=torch.where(overflowed, overflow, _STEPPED))
+        return StepVerdict(torch.where(overflowed, overflow, code), self.blamed)
 
 
 def judged_window(
@@ -69,7 +75,7 @@ def judged_window(
     """
     happened: int | torch.Tensor = _STEPPED
     if norms is not None:
-        happened = _chosen(_is_finite(norms.total, like=may_step), _STEPPED, STEP_CODE["nonfinite_norm"])
+        happened = _chosen(_is_finite(norms.total, like=may_step), _STEPPED, _NONFINITE)
     empty = _chosen(has_skips, STEP_CODE["all_skipped"], STEP_CODE["no_tokens"])
     return StepVerdict(_chosen(may_step, happened, empty), norms)
 

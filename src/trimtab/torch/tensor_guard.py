@@ -63,7 +63,6 @@ class TensorGuard:
         self._statistics = RunningStatistics(model)
         self._steps = GuardedSteps(model, words=self._words)
         self._late = LateFigures()
-        self._awaits_backward = False
         self._place_on(self._device_of_model())
         watch = register_optimizer_step_pre_hook(_BeforeStep(self))
         weakref.finalize(self, _let_go, watch, self._mask, self._statistics)
@@ -111,14 +110,13 @@ class TensorGuard:
         ruling = self._rule.decide(figures[0], figures[1], figures[2])
         self._decided.add(figures, keep=ruling.keep, reason=ruling.reason)
         has_tokens = tokens > 0
-        self._mask.set(
-            counts_here(ruling.keep, has_tokens=has_tokens, is_finite=is_finite_number(loss), has_terms=False)
-        )
-        if not torch.compiler.is_compiling():
-            # By the verdict: a batch without tokens is kept, and was seen.
-            self._statistics.keep_or_restore(ruling.keep)
-            self._awaits_backward = loss_sum.requires_grad
-        return self._mask.kept(loss_sum)
+        counts = counts_here(ruling.keep, has_tokens=has_tokens, is_finite=is_finite_number(loss), has_terms=False)
+        if torch.compiler.is_compiling():
+            self._mask.set(counts)
+            return self._mask.kept(loss_sum)
+        # By the verdict: a batch without tokens is kept, and was seen.
+        self._statistics.keep_or_restore(ruling.keep)
+        return self._mask.bind(loss_sum, counts)
 
     def _before_call(self) -> None:
         """What needs no compiled graph: who the ranks are, where the state is, hooks, and what has arrived."""
@@ -128,8 +126,6 @@ class TensorGuard:
         if device != self._device:
             self._hearing.settle()
             self._place_on(device)
-        if self._awaits_backward and not self._mask.has_passed:
-            self._words.no_backward()
         self._mask.hook()
         self._hearing.count()
         self._hearing.poll()
@@ -148,8 +144,7 @@ class TensorGuard:
         facts, tell = self._steps.before_step(optimizer, counts=self._decided.counts)
         if not self._hearing.num_counted:
             self._mask.hook()  # a call within a compiled graph can not
-        self._mask.open()  # a backward that nobody judged is none of the guard's business
-        self._awaits_backward = False
+        self._mask.open()  # what a compiled graph has decided ends here
         self._hearing.send_for()
         self._late.add(to_host(facts), tell)
         self._hearing.poll()

@@ -17,6 +17,7 @@ import torch
 from trimtab.errors import UsageError
 from trimtab.guard.counts import WindowCounts
 from trimtab.torch.decision import Decision
+from trimtab.torch.gradients import widest
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.ranks import Ranks
 
@@ -52,9 +53,13 @@ def removed_factor(
 
 
 def _quotient(dividend: float | torch.Tensor, divisor: int | torch.Tensor) -> float | torch.Tensor:
-    """In float64 where numbers stand for a device's; 0 where there is nothing to divide by."""
+    """In float64, the same bits of tensors as of numbers; 0 where there is nothing to divide by."""
     if isinstance(divisor, torch.Tensor):
-        return torch.where(divisor > 0, dividend / divisor.clamp(min=1).to(torch.float64), 0.0)
+        least_one = divisor.clamp(min=1).to(widest(divisor.device))
+        if not isinstance(dividend, torch.Tensor):
+            # A number over a tensor is the number times a reciprocal to torch: 49 / 49 would be below 1.
+            dividend = torch.full_like(least_one, dividend)
+        return torch.where(divisor > 0, dividend.to(least_one) / least_one, 0.0)
     return dividend / divisor if divisor else 0.0
 
 
@@ -123,7 +128,7 @@ class WindowMean:
             decision: Whether it takes part in the update; None: it does.
 
         Returns:
-            Its loss for backward, 0-d.
+            Its loss, 0-d, for `Gate.bind`.
         """
         if self._by_token:
             self._add(micro_batch.loss_sum, micro_batch.num_tokens, decision)
@@ -134,7 +139,7 @@ class WindowMean:
             loss = mean / self._accumulation
         if aux is not None:
             loss = loss + aux / self._aux_divisor
-        return loss if decision is None else decision.kept(loss)
+        return loss
 
     def factor(self, counts: WindowCounts, *, is_judged: bool) -> float | torch.Tensor | None:
         """What the window's gradients must be multiplied by; None for nothing at all.

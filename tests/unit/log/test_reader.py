@@ -46,7 +46,7 @@ def test_one_journal_by_name_is_read_alone(tmp_path: Path, write_run: WriteRun, 
 
     assert log.path == str(second)
     assert [block.row.tolist() for block in log.row_blocks()] == [[6]]
-    assert log.notices() == []
+    assert log.notices() == ["rank-00001.journal is of one of 2 ranks: the rows of the others are not read"]
 
 
 def test_of_several_runs_the_newest_is_read_and_the_others_are_said(

@@ -49,6 +49,16 @@ def summed(of_rank: list[list[float]]) -> dict[str, Any]:
     }
 
 
+def refused_unlike(of_rank: list[dict[str, Any]]) -> str:
+    """What is said where the ranks have these settings."""
+    ranks = Ranks.of()
+    try:
+        ranks.refuse_unlike(of_rank[ranks.rank])
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def summed_compiled(of_rank: list[list[float]]) -> list[float]:
     ranks = Ranks.of()
     compiled = torch.compile(lambda figures: ranks.summed(figures * 2) + 1, fullgraph=True, backend="eager")

@@ -127,6 +127,16 @@ def test_the_first_gradient_that_is_not_finite_is_found_by_its_place(value):
     assert not math.isfinite(gradient_norms(parameters).total)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_gradient_that_is_not_finite_is_found_wherever_it_stands(place):
+    gradients = [torch.full((2,), math.nan if place == other else 1.0) for other in range(3)]
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+    assert gradient_norms(parameters).first_nonfinite.item() == place
+
+
 def test_a_finite_gradient_whose_norm_overflows_is_found_as_well():
     norms = gradient_norms(parameters_with(torch.ones(2), torch.full((2,), 1e25)))
 

@@ -15,8 +15,8 @@ from trimtab.values import RunHeader
 
 @pytest.fixture
 def judge_that():
-    def make(decide):
-        guard = GuardConfig(multiplier=2.0, decide=decide)
+    def make(decide, **settings):
+        guard = GuardConfig(multiplier=2.0, decide=decide, **settings)
         core = RunCore(RunHeader(run_id=None, backend="torch"), guard=guard, record=False)
         return Judge(core, ranks=Ranks.of(), late=LateFigures()), core
 
@@ -46,6 +46,21 @@ def test_a_device_decides_where_nobody_waits_for_it_or_where_it_is_asked_to(judg
 
     judge._settle(torch.device(device))
 
+    assert judge.on_device is expected
+
+
+@pytest.mark.parametrize(("decide", "expected"), [("auto", False), ("device", True)])
+def test_where_a_lock_up_raises_the_host_decides_unless_it_is_asked_not_to(judge_that, monkeypatch, decide, expected):
+    """All ranks raise in one and the same call then."""
+    # cpu with a stream of its own, as CUDA has one: there is no CUDA to make the rule's tensors on
+    monkeypatch.setattr("trimtab.torch.judge.has_side_stream", lambda device: True)
+    unasked, _ = judge_that("auto")
+    judge, _ = judge_that(decide, on_lockup="raise")
+
+    unasked._settle(torch.device("cpu"))
+    judge._settle(torch.device("cpu"))
+
+    assert unasked.on_device
     assert judge.on_device is expected
 
 

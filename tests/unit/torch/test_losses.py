@@ -81,15 +81,18 @@ def test_the_leading_row_is_not_finite_or_has_the_largest_sum():
     losses = torch.tensor([[1.0, 5.0, 1.0, 3.0]])
     packed = torch.tensor([[7, 9, 7, 7]])
 
-    assert leader(reduce_to_rows(losses, rows=packed[:, :1].flatten())) == 7
+    assert leader(reduce_to_rows(losses, rows=packed[:, :1].flatten())) == (7, 0)
     # 1 + 1 + 3 = 5 is no more than 5: the first of equals
-    assert leader(reduce_to_rows(losses, rows=packed)) == 7
-    assert leader(reduce_to_rows(losses, rows=packed, mask=torch.tensor([[True, True, False, True]]))) == 9
-    losses[0, 2] = math.nan
-    assert leader(reduce_to_rows(losses, rows=packed)) == 7
+    assert leader(reduce_to_rows(losses, rows=packed)) == (7, 0)
+    assert leader(reduce_to_rows(losses, rows=packed, mask=torch.tensor([[True, True, False, True]]))) == (9, 0)
+    losses[0, 2:] = math.nan
+    assert leader(reduce_to_rows(losses, rows=packed)) == (7, 1)  # one row, of two such tokens
+    losses[0, 3] = 3.0
     losses[0, 2] = 1.0
     losses[0, 1] = -math.inf  # the least of all sums, and the one to look at
-    assert leader(reduce_to_rows(losses, rows=packed)) == 9
+    assert leader(reduce_to_rows(losses, rows=packed)) == (9, 1)
+    losses[0, 0] = math.nan
+    assert leader(reduce_to_rows(losses, rows=packed)) == (7, 2)
     nothing = torch.zeros(1, 4, dtype=torch.bool)
     assert leader(reduce_to_rows(losses, rows=packed, mask=nothing)) is None
 

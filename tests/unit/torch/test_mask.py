@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import UsageError
+from trimtab.torch.backward import backward_at_hand, when_backward_ends
 from trimtab.torch.mask import GradientMask
 
 DECIDERS = pytest.mark.parametrize("decide", ["host", "device"])
@@ -86,8 +87,7 @@ def test_a_window_has_the_gradients_of_one_that_never_saw_the_skipped_micro_batc
         fault = index == place
         loss = faulty_loss(model, index, kind, dtype) if fault else healthy_loss(model, index, dtype)
         mask.hook()
-        mask.set(says(not fault, decide))
-        mask.kept(loss).backward()
+        mask.bind(loss, says(not fault, decide)).backward()
     # then
     found = [parameter.grad for parameter in model.parameters()]
     assert same(found, window_without(place, dtype))
@@ -108,9 +108,8 @@ def test_a_skipped_loss_is_zero_and_still_hangs_on_its_graph(decide):
     weight = nn.Parameter(torch.tensor([2.0, math.nan]))
     mask = GradientMask(None, parameters=lambda: [weight])
     mask.hook()
-    mask.set(says(False, decide))
 
-    loss = mask.kept(weight.sum())
+    loss = mask.bind(weight.sum(), says(False, decide))
     loss.backward()
 
     assert loss.item() == 0.0
@@ -121,9 +120,7 @@ def test_a_loss_that_the_host_keeps_is_handed_back_as_it_is():
     loss = torch.tensor(3.0, requires_grad=True)
     mask = GradientMask(None, parameters=list)
 
-    mask.set(True)
-
-    assert mask.kept(loss) is loss
+    assert mask.bind(loss, True) is loss
 
 
 @DECIDERS
@@ -132,9 +129,8 @@ def test_gradients_that_count_keep_their_bits(decide):
     weight = nn.Parameter(torch.zeros(8))
     mask = GradientMask(None, parameters=lambda: [weight])
     mask.hook()
-    mask.set(says(True, decide))
 
-    weight.backward(values)
+    mask.bind((weight * values).sum(), says(True, decide)).backward()
 
     assert torch.equal(weight.grad.view(torch.int32), values.view(torch.int32))
 
@@ -146,9 +142,8 @@ def test_a_skip_adds_a_positive_zero_so_that_a_gradient_stays_equal(decide):
     weight.grad = before.clone()
     mask = GradientMask(None, parameters=lambda: [weight])
     mask.hook()
-    mask.set(says(False, decide))
 
-    weight.backward(torch.full((4,), math.nan))
+    mask.bind((weight * math.nan).sum(), says(False, decide)).backward()
 
     assert torch.equal(weight.grad, before)
 
@@ -159,7 +154,7 @@ def test_an_opened_mask_lets_a_foreign_backward_through():
     mask.hook()
     mask.set(torch.tensor(False))
 
-    mask.set(True)
+    mask.open()
     weight.sum().backward()
 
     assert weight.grad.tolist() == [1.0, 1.0]
@@ -191,6 +186,158 @@ def test_the_mask_itself_is_never_exchanged():
     assert mask.kept(weight).grad_fn._saved_condition.data_ptr() == first
 
 
+# In which backward a verdict holds.
+
+
+def test_torch_has_what_tells_of_the_backward_at_hand():
+    told = []
+    weight = nn.Parameter(torch.ones(1))
+    loss = weight.sum()
+    loss.register_hook(lambda _: (told.append(backward_at_hand()), when_backward_ends(lambda: told.append("end")))[0])
+    weight.register_hook(lambda _: told.append("weight"))
+
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+
+    first, second = told[0], told[3]
+    assert told == [first, "weight", "end", second, "weight", "end"]
+    assert -1 == backward_at_hand() < first < second
+
+
+@DECIDERS
+def test_a_verdict_is_over_when_its_backward_is(decide):
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    loss = mask.bind(weight.sum() * math.nan, says(False, decide))
+    weight.sum().backward()  # of somebody else, before it
+    loss.backward(retain_graph=True)
+
+    weight.sum().backward()  # and after it
+    (inner,) = torch.autograd.grad(weight.sum() * 3, weight)
+    (again,) = torch.autograd.grad(loss, weight)
+
+    assert (weight.grad.tolist(), inner.tolist(), again.tolist()) == ([2.0, 2.0], [3.0, 3.0], [0.0, 0.0])
+
+
+@DECIDERS
+@pytest.mark.parametrize("then", ["bind", "open"])
+def test_a_backward_that_raises_leaves_no_verdict_behind(decide, then):
+    # given
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    middle = weight * 2
+
+    def out_of_memory(_):
+        raise MemoryError
+
+    middle.register_hook(out_of_memory)
+    with pytest.raises(MemoryError):
+        mask.bind(middle.sum(), says(False, decide)).backward()
+    # when
+    mask.bind(weight.sum(), True) if then == "bind" else mask.open()
+    weight.sum().backward()
+    # then
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+@DECIDERS
+def test_a_backward_that_is_tried_again_after_it_has_raised_ends_as_any_other(decide):
+    # given
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    middle = weight * 2
+    tries = []
+
+    def out_of_memory_at_first(_):
+        tries.append(None)
+        if len(tries) == 1:
+            raise MemoryError
+
+    middle.register_hook(out_of_memory_at_first)
+    loss = mask.bind(middle.sum() * math.inf, says(False, decide))
+    with pytest.raises(MemoryError):
+        loss.backward(retain_graph=True)
+    # when
+    loss.backward()
+    assert weight.grad.tolist() == [0.0, 0.0]
+    weight.sum().backward()
+    # then
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_one_backward_may_be_for_two_losses_of_which_the_host_says_the_same(counts):
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+
+    sum(mask.bind(weight.sum() * factor, counts) for factor in (1.0, 2.0)).backward()
+
+    assert weight.grad.tolist() == ([3.0, 3.0] if counts else [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "verdicts",
+    [(True, False), (False, True), (torch.tensor(True), torch.tensor(True)), (True, torch.tensor(True))],
+    ids=["kept and skipped", "skipped and kept", "device", "host and device"],
+)
+def test_one_backward_for_losses_of_different_verdicts_is_refused(verdicts):
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    both = sum(mask.bind(weight.sum(), counts) for counts in verdicts)
+
+    with pytest.raises(UsageError, match="Call backward on each loss"):
+        both.backward()
+
+    assert weight.grad is None
+
+
+def test_a_kept_gradient_where_a_skip_has_left_zeros_is_not_lifted_with_them():
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight], alone=True)
+    mask.hook()
+    skipped, kept = mask.bind(weight.sum(), False), mask.bind(weight.sum(), True)
+
+    for loss in (skipped, kept):
+        loss.backward()
+    mask.lift()
+
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+@DECIDERS
+@pytest.mark.parametrize("then", ["bind", "open"])
+def test_a_guarded_loss_of_another_model_is_told_once(decide, then, caplog):
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [other])
+    mask.hook()
+
+    for _ in range(2):
+        mask.bind(weight.sum(), says(False, decide)).backward()
+        mask.bind(weight.sum(), True) if then == "bind" else mask.open()
+
+    (line,) = caplog.messages
+    assert "reached no parameter of the guarded model" in line
+
+
+@DECIDERS
+def test_a_loss_that_is_also_differentiated_by_something_else_is_not_told(decide, caplog):
+    weight, inputs = nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    loss = mask.bind((weight * inputs).sum(), says(False, decide))
+
+    torch.autograd.grad(loss, inputs, retain_graph=True)
+    loss.backward()
+    mask.open()
+
+    assert not caplog.messages
+
+
 # Which parameters have a hook.
 
 
@@ -204,8 +351,7 @@ def test_a_parameter_that_is_unfrozen_late_has_its_hook_from_then_on(decide):
     model[0].requires_grad_(True)
     loss = faulty_loss(model, 0, "nan activation")
     mask.hook()
-    mask.set(says(False, decide))
-    mask.kept(loss).backward()
+    mask.bind(loss, says(False, decide)).backward()
 
     assert all(parameter.grad.eq(0).all() for parameter in model.parameters())
 
@@ -219,8 +365,7 @@ def test_a_parameter_that_is_frozen_and_unfrozen_again_is_masked_again():
     model.requires_grad_(True)
     mask.hook()
 
-    mask.set(False)
-    mask.kept(faulty_loss(model, 0, "nan activation")).backward()
+    mask.bind(faulty_loss(model, 0, "nan activation"), False).backward()
 
     assert all(parameter.grad.eq(0).all() for parameter in model.parameters())
 
@@ -234,10 +379,9 @@ def test_a_new_parameter_is_hooked_and_one_that_left_is_let_go():
     shown[1] = new
     mask.open()
     mask.hook()
-    mask.set(False)
-    (kept + left + new).sum().backward()
+    mask.bind((kept + left + new).sum() * math.inf, False).backward()
 
-    assert [parameter.grad.item() for parameter in (kept, left, new)] == [0.0, 1.0, 0.0]
+    assert [parameter.grad.eq(0).item() for parameter in (kept, left, new)] == [True, False, True]
 
 
 def test_what_takes_another_parameters_place_before_the_first_verdict_is_hooked():
@@ -249,8 +393,7 @@ def test_what_takes_another_parameters_place_before_the_first_verdict_is_hooked(
 
     shown[0] = new
     mask.hook()
-    mask.set(False)
-    new.sum().backward()
+    mask.bind(new.sum() * math.inf, False).backward()
 
     assert new.grad.item() == 0.0
 
@@ -261,15 +404,13 @@ def test_a_layer_that_is_put_in_within_a_window_has_its_hook_from_the_next_call_
     model = net()
     mask = mask_of(model)
     mask.hook()
-    mask.set(says(True, decide))
-    mask.kept(healthy_loss(model, 0)).backward()
+    mask.bind(healthy_loss(model, 0), says(True, decide)).backward()
     model.zero_grad()
     # when
     model.append(nn.Linear(5, 5))
     loss = faulty_loss(model, 1, "nan activation")
     mask.hook()
-    mask.set(says(False, decide))
-    mask.kept(loss).backward()
+    mask.bind(loss, says(False, decide)).backward()
     # then
     assert all(parameter.grad.eq(0).all() for parameter in model.parameters())
 
@@ -288,31 +429,14 @@ def test_all_parameters_are_looked_at_once_a_window_and_when_something_is_unfroz
     for window in (1, 2):
         for _ in range(3):
             mask.hook()
-            mask.set(True)
+            mask.bind(torch.zeros(()), True)
         assert len(walks) == window
         mask.open()
     for is_trained in (False, True, True):
         model[2].requires_grad_(is_trained)
         mask.hook()
-        mask.set(True)
+        mask.bind(torch.zeros(()), True)
     assert len(walks) == 4
-
-
-@DECIDERS
-@pytest.mark.parametrize("counts", [True, False])
-def test_a_backward_that_passed_since_the_last_verdict_is_known(decide, counts):
-    model = net()
-    mask = mask_of(model)
-    assert mask.has_passed, "no hook is there that it could pass"
-    mask.hook()
-    for index in range(2):
-        loss = healthy_loss(model, index)
-        mask.set(says(counts, decide))
-        assert not mask.has_passed
-
-        mask.kept(loss).backward()
-
-        assert mask.has_passed
 
 
 def test_a_tied_weight_has_one_hook_however_often_it_is_shown_and_hooked():
@@ -331,8 +455,7 @@ def test_tied_weights_are_masked():
     mask = mask_of(model)
     mask.hook()
 
-    mask.set(torch.tensor(False))
-    mask.kept((model(torch.tensor([1, 2])) * math.nan).sum()).backward()
+    mask.bind((model(torch.tensor([1, 2])) * math.nan).sum(), torch.tensor(False)).backward()
 
     assert torch.equal(model[0].weight.grad, torch.zeros(5, 3))
 
@@ -346,10 +469,9 @@ def test_a_sparse_gradient_stays_sparse_and_becomes_zero_only_when_skipped(decid
     before = table.weight.grad.to_dense().clone()
     mask = mask_of(table)
     mask.hook()
-    mask.set(says(counts, decide))
     # when
     factor = 1.0 if counts else math.nan
-    mask.kept(table(torch.tensor([4, 0, 4])).sum() * factor).backward()
+    mask.bind(table(torch.tensor([4, 0, 4])).sum() * factor, says(counts, decide)).backward()
     # then
     expected = before + (torch.tensor([[1.0], [0], [0], [0], [2], [0]]) if counts else 0.0)
     assert table.weight.grad.is_sparse
@@ -384,8 +506,7 @@ def test_a_model_that_is_cast_after_hooking_is_masked_in_its_new_dtype(decide, c
     dtype = model[0].weight.dtype
     loss = faulty_loss(model, 0, "nan activation", dtype)
     mask.hook()
-    mask.set(says(False, decide))
-    mask.kept(loss).backward()
+    mask.bind(loss, says(False, decide)).backward()
 
     assert all(p.grad.dtype == dtype and p.grad.eq(0).all() for p in model.parameters())
 
@@ -394,9 +515,8 @@ def test_a_scalar_parameter_in_half_precision_keeps_its_dtype():
     weight = nn.Parameter(torch.ones((), dtype=torch.bfloat16))
     mask = GradientMask(None, parameters=lambda: [weight])
     mask.hook()
-    mask.set(torch.tensor(True))
 
-    (weight * 3).backward()
+    mask.bind(weight * 3, torch.tensor(True)).backward()
 
     assert (weight.grad.dtype, weight.grad.item()) == (torch.bfloat16, 3.0)
 
@@ -424,8 +544,7 @@ def test_a_checkpointed_model_is_masked(decide, use_reentrant):
             x[0, 0] = math.nan if index == 1 else x[0, 0]
         logits = model[2](checkpoint(nn.Sequential(model[0], model[1]), x, use_reentrant=use_reentrant))
         mask.hook()
-        mask.set(says(index != 1, decide))
-        mask.kept(F.cross_entropy(logits, torch.arange(6) % 5)).backward()
+        mask.bind(F.cross_entropy(logits, torch.arange(6) % 5), says(index != 1, decide)).backward()
 
     assert same([parameter.grad for parameter in model.parameters()], window_without(1))
 
@@ -436,9 +555,8 @@ def test_the_mask_reaches_parameters_on_a_device_where_the_verdict_is_not():
     mask = GradientMask(None, parameters=lambda: [here, there])
     mask.hook()
 
-    mask.set(torch.tensor(False))
-    here.sum().backward()
-    there.sum().backward()
+    mask.bind(here.sum() * math.inf, torch.tensor(False)).backward()
+    mask.bind(there.sum(), torch.tensor(False)).backward()
 
     assert here.grad.tolist() == [0.0, 0.0]
     assert there.grad.device.type == "meta"
@@ -451,8 +569,8 @@ def test_setting_and_masking_on_a_device_never_look_at_a_value():
     mask = GradientMask(None, parameters=lambda: [weight, table.weight])
     mask.hook()
 
-    mask.set(torch.empty((), dtype=torch.bool, device="meta"))
-    mask.kept(weight.sum() + table(torch.zeros(2, dtype=torch.long, device="meta")).sum()).backward()
+    loss = weight.sum() + table(torch.zeros(2, dtype=torch.long, device="meta")).sum()
+    mask.bind(loss, torch.empty((), dtype=torch.bool, device="meta")).backward()
 
     assert weight.grad.device.type == "meta"
 
@@ -461,10 +579,10 @@ def test_a_removed_mask_lets_everything_through():
     weight = nn.Parameter(torch.ones(1))
     mask = GradientMask(None, parameters=lambda: [weight])
     mask.hook()
-    mask.set(False)
+    loss = mask.bind(weight.sum(), False)
 
     mask.remove()
-    weight.sum().backward()
+    (loss + weight.sum()).backward()
 
     assert weight.grad.item() == 1.0
 
@@ -473,7 +591,6 @@ def test_a_copy_of_a_hooked_model_in_memory_or_in_a_file_has_no_hooks():
     model = net()
     mask = mask_of(model)
     mask.hook()
-    mask.set(False)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -491,8 +608,7 @@ def test_zeros_are_lifted_where_there_was_no_gradient_and_nowhere_else():
     with_gradient.grad = torch.tensor([3.0])
     mask = GradientMask(None, parameters=lambda: [with_gradient, without], alone=True)
     mask.hook()
-    mask.set(False)
-    mask.kept((with_gradient + without).sum()).backward()
+    mask.bind((with_gradient + without).sum(), False).backward()
     assert without.grad is not None
 
     mask.lift()
@@ -505,8 +621,7 @@ def test_zeros_stay_where_other_ranks_have_them_or_the_micro_batch_was_kept(alon
     weight = nn.Parameter(torch.ones(1))
     mask = GradientMask(None, parameters=lambda: [weight], alone=alone)
     mask.hook()
-    mask.set(False, lifts=lifts)
-    mask.kept(weight.sum()).backward()
+    mask.bind(weight.sum(), False, lifts=lifts).backward()
 
     mask.lift()
 
@@ -517,12 +632,10 @@ def test_a_gradient_of_a_later_micro_batch_is_not_lifted():
     weight = nn.Parameter(torch.ones(1))
     mask = GradientMask(None, parameters=lambda: [weight], alone=True)
     mask.hook()
-    mask.set(False)
-    mask.kept(weight.sum()).backward()
+    mask.bind(weight.sum(), False).backward()
     mask.lift()
 
-    mask.set(True)
-    mask.kept(weight.sum()).backward()
+    mask.bind(weight.sum(), True).backward()
     mask.lift()
 
     assert weight.grad.item() == 1.0
@@ -575,8 +688,7 @@ def test_hooks_fire_on_a_compiled_model_whose_loss_is_judged_outside(decide):
         fault = index == 1
         loss = faulty_loss(compiled, index, "nan activation") if fault else healthy_loss(compiled, index)
         mask.hook()
-        mask.set(says(not fault, decide))
-        mask.kept(loss).backward()
+        mask.bind(loss, says(not fault, decide)).backward()
 
     for found, expected in zip(model.parameters(), window_without(1), strict=True):
         torch.testing.assert_close(found.grad, expected)
@@ -591,3 +703,17 @@ def test_a_model_that_deepspeed_has_taken_apart_is_refused():
 
     with pytest.raises(UsageError, match="DeepSpeed ZeRO stage 3"):
         GradientMask(None, parameters=lambda: [weight]).hook()
+
+
+def test_a_lazy_module_that_has_seen_no_batch_is_refused_and_then_hooked():
+    model = nn.Sequential(nn.LazyLinear(3))
+    mask = mask_of(model)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="run one forward first"):
+            mask.hook()
+
+    loss = model(torch.ones(2, 4)).sum() * math.nan
+    mask.hook()
+    mask.bind(loss, False).backward()
+
+    assert not any(parameter.grad.any() for parameter in model.parameters())

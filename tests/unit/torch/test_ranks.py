@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from trimtab import GuardConfig
 from trimtab.errors import UsageError
 from trimtab.torch.ranks import Ranks
 
@@ -65,3 +66,17 @@ def test_of_groups_that_train_on_the_same_rows_the_one_of_the_first_process_is_r
 def test_a_group_that_the_process_is_not_in_is_refused(pair: Any) -> None:
     for rank, said in enumerate(pair.call("in_the_group_of_the_other")):
         assert said.startswith(f"Process {rank} is not in the process_group")
+
+
+def test_ranks_with_other_settings_are_refused_on_both_and_told_what_differs(pair: Any) -> None:
+    first = GuardConfig(multiplier=2.0).saved
+    second = {**first, "multiplier": 50.0, "window_size": 9}
+
+    for rank, said in enumerate(pair.call("refused_unlike", of_rank=[first, second])):
+        own = ["multiplier=2.0, window_size=None", "multiplier=50.0, window_size=9"][rank]
+        assert f"rank {rank} has {own}." in said
+    assert pair.call("refused_unlike", of_rank=[first, first]) == ["", ""]
+
+
+def test_one_process_has_nobody_to_differ_from() -> None:
+    Ranks.of().refuse_unlike({"multiplier": 2.0})

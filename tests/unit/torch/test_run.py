@@ -171,7 +171,10 @@ def test_a_skip_is_said_and_many_skips_are_said_a_few_times(tmp_path, caplog):
         )
 
     said = [record.message for record in caplog.records if record.message.startswith("Guard skipped")]
-    assert said[0] == "Guard skipped micro-batch 1 of step 4: nonfinite, loss nan; row 14 leads it."
+    assert (
+        said[0]
+        == "Guard skipped micro-batch 1 of step 4: nonfinite, loss nan; 2 of its rows are not finite, row 14 the first."
+    )
     assert len(said) == 20
     assert said[-1].endswith("Further ones are not said; each is in the log.")
 

@@ -289,7 +289,8 @@ def test_a_skip_is_said_when_the_host_hears_of_it_with_its_own_step_and_row(tmp_
         micro_batch(4, "nan")
         assert "Guard skipped" not in caplog.text
         run.step()
-        assert "Guard skipped micro-batch 0 of step 5: nonfinite, loss nan; row 8 leads it." in caplog.text
+        assert "Guard skipped micro-batch 0 of step 5: nonfinite, loss nan; 2 of its rows" in caplog.text
+        assert "row 8 the first" in caplog.text
     run.close()
 
 

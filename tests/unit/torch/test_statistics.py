@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trimtab.errors import UsageError
 from trimtab.torch.statistics import RunningStatistics
 
 DECIDERS = pytest.mark.parametrize("decide", ["host", "device"])
@@ -311,3 +312,57 @@ def test_statistics_of_a_model_whose_parts_are_compiled_are_put_back(decide):
     oracle(batch(0))
 
     assert same(buffers(model), buffers(oracle))
+
+
+# Forwards that are no micro-batch's.
+
+
+@DECIDERS
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_forward_without_gradients_between_two_micro_batches_stays(decide, mode):
+    model = net()
+    statistics = RunningStatistics(model)
+    model(batch(0))
+    statistics.keep_or_restore(says(True, decide))
+    statistics.settle()
+
+    with mode():
+        model(batch(1))
+    model(batch(2) * math.nan)
+    statistics.keep_or_restore(says(False, decide))
+    statistics.settle()
+
+    assert same(buffers(model), after([0, 1]))
+
+
+@DECIDERS
+def test_a_forward_before_the_end_of_a_window_is_none_of_the_next_one(decide):
+    model = net()
+    statistics = RunningStatistics(model)
+    model(batch(0))  # of nobody, and with gradients
+    statistics.settle()
+
+    model(batch(1) * math.nan)
+    statistics.keep_or_restore(says(False, decide))
+    statistics.settle()
+
+    assert same(buffers(model), after([0]))
+
+
+@DECIDERS
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_model_that_is_checkpointed_as_a_whole_runs_without_gradients_and_is_put_back(decide):
+    model = net()
+    statistics = RunningStatistics(model)
+    for index in range(2):
+        x = batch(index).requires_grad_()
+        checkpoint(model, x, use_reentrant=True)
+        statistics.keep_or_restore(says(index == 0, decide))
+    statistics.settle()
+
+    assert same(buffers(model), after([0]))
+
+
+def test_lazy_statistics_that_have_no_shape_yet_are_refused():
+    with pytest.raises(UsageError, match="run one forward first"):
+        RunningStatistics(nn.Sequential(nn.LazyBatchNorm1d()))

@@ -41,10 +41,20 @@ def test_a_window_without_anything_kept_comes_before_its_norm(kind, may_step, ha
 
 @pytest.mark.parametrize("kind", [int, torch.tensor], ids=KINDS)
 @pytest.mark.parametrize("overflowed", [True, False])
-@pytest.mark.parametrize("code", range(3))
-def test_only_a_step_that_was_to_be_one_can_overflow(kind, overflowed, code):
-    found = StepVerdict(kind(code)).after_scaler(overflowed=torch.tensor(overflowed))
-    assert reason(found) == ("scaler_overflow" if overflowed and code == 0 else STEP_REASONS[code])
+@pytest.mark.parametrize("before", ["stepped", "all_skipped", "no_tokens", "nonfinite_norm"])
+def test_what_a_scaler_lowered_its_scale_for_is_its_own_affair_where_anything_was_kept(kind, overflowed, before):
+    found = StepVerdict(kind(STEP_REASONS.index(before)), BAD).after_scaler(overflowed=torch.tensor(overflowed))
+
+    was_to_step = before in ("stepped", "nonfinite_norm")
+    assert reason(found) == ("scaler_overflow" if overflowed and was_to_step else before)
+
+
+@pytest.mark.parametrize("kind", [int, torch.tensor], ids=KINDS)
+@pytest.mark.parametrize("name", STEP_REASONS)
+def test_a_norm_is_why_a_step_is_dropped_in_one_case_alone(kind, name):
+    verdict = StepVerdict(kind(STEP_REASONS.index(name)))
+    assert type(verdict.is_for_norm) is (bool if kind is int else torch.Tensor)
+    assert bool(verdict.is_for_norm) == (name == "nonfinite_norm")
 
 
 def test_norms_are_blamed_where_they_are_why_or_may_be():
