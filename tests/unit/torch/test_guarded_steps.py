@@ -9,6 +9,7 @@ from torch import nn
 
 from trimtab.guard.words import GuardWords
 from trimtab.torch.guarded_steps import GuardedSteps
+from trimtab.values import STEP_REASONS
 
 
 def counts(judged, kept, skipped):
@@ -61,14 +62,18 @@ def test_each_optimizer_has_a_window_of_its_own():
     assert stepped(model, rare, steps, since_begin=counts(2, 1, 1))
 
 
-def test_an_optimizer_that_a_gradient_scaler_has_told_is_judged_by_its_window_alone():
+def test_beside_a_gradient_scaler_a_norm_that_is_not_finite_is_its_overflow_only_where_it_saw_one():
     model, optimizer, steps = make()
     optimizer.found_inf = torch.zeros(())
     facts, _ = steps.before_step(optimizer, counts=counts(1, 1, 0))
-    assert facts.tolist() == [0.0]
-    model.weight.grad = torch.full_like(model.weight, math.inf)
+    assert STEP_REASONS[int(facts[0])] == "stepped"
+    # a norm that overflows although the scaler has seen finite gradients alone
+    model.weight.grad = torch.full_like(model.weight, 1e30)
     facts, _ = steps.before_step(optimizer, counts=counts(2, 2, 0))
-    assert facts.tolist() == [0.0]
+    assert STEP_REASONS[int(facts[0])] == "nonfinite_norm"
+    optimizer.found_inf = torch.ones(())
+    facts, _ = steps.before_step(optimizer, counts=counts(3, 3, 0))
+    assert STEP_REASONS[int(facts[0])] == "scaler_overflow"
 
 
 def test_an_optimizer_of_other_parameters_is_let_be():
