@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab import LossGuard, PerTokenLossGuard
+from trimtab import LossGuard, PerTokenLossGuard, UsageError
 
 ACCUMULATION = 3
 BAD_WINDOW, NUM_WINDOWS = 2, 4
@@ -105,7 +105,6 @@ def compare(host, fault, place, optimizer):
 def verdicts(losses):
     """Verdicts on one loss a rank, alike on both if all is well, and how many collectives that took."""
     parameter = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(parameter.weight)
     guard = LossGuard(multiplier=2.0, model=parameter)
     num_calls, all_reduce = 0, dist.all_reduce
 
@@ -116,14 +115,41 @@ def verdicts(losses):
 
     dist.all_reduce = counted
     try:
-        kept = []
-        for of_rank in losses:
-            parameter.zero_grad()
-            guard(parameter.weight.sum() + float(of_rank[dist.get_rank()])).backward()
-            kept.append(bool(parameter.weight.grad.any()))
+        return kept(guard, parameter, losses), num_calls
     finally:
         dist.all_reduce = all_reduce
-    return kept, num_calls
+
+
+def kept(guard, parameter, losses):
+    """Of each micro-batch, one loss a rank, whether it left a gradient."""
+    nn.init.zeros_(parameter.weight)
+    found = []
+    for of_rank in losses:
+        parameter.zero_grad()
+        guard(parameter.weight.sum() + float(of_rank[dist.get_rank()])).backward()
+        found.append(bool(parameter.weight.grad.any()))
+    return found
+
+
+def made_early(losses, meeting):
+    """What a guard decides that was there before its process group, which begins anew here."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    parameter = nn.Linear(1, 1, bias=False)
+    guard = LossGuard(multiplier=2.0, model=parameter)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    return kept(guard, parameter, losses)
+
+
+def unlike(multipliers):
+    """How a call is refused to a guard that is set differently on each rank."""
+    parameter = nn.Linear(1, 1, bias=False)
+    guard = LossGuard(multiplier=multipliers[dist.get_rank()], model=parameter)
+    try:
+        guard(parameter.weight.sum())
+    except UsageError as error:
+        return str(error)
+    return "not refused"
 
 
 def compiled_verdicts(losses):

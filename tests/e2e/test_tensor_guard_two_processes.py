@@ -58,8 +58,18 @@ LOSSES = [(1, 1), (1, 1), (1, 1), (3, 0), (4, 1), (1, "nan"), ("inf", 1), (1, 1)
 KEPT = [True, True, True, True, False, False, False, True]
 
 
-def test_both_ranks_decide_by_the_mean_of_their_losses_with_one_collective_a_call(pair):
-    assert pair.call("verdicts", losses=LOSSES) == [[KEPT, len(LOSSES)]] * 2
+def test_both_ranks_decide_by_the_mean_of_their_losses_with_one_collective_a_call_and_one_before(pair):
+    assert pair.call("verdicts", losses=LOSSES) == [[KEPT, 1 + len(LOSSES)]] * 2
+
+
+def test_ranks_with_different_settings_are_refused_on_both_at_the_first_call(pair):
+    first, second = pair.call("unlike", multipliers=[2.0, 3.0])
+    assert "rank 0 has multiplier=2.0" in first
+    assert "rank 1 has multiplier=3.0" in second
+
+
+def test_a_guard_from_before_the_process_group_decides_with_it(pair, tmp_path):
+    assert pair.call("made_early", losses=LOSSES, meeting=str(tmp_path / "meeting")) == [KEPT] * 2
 
 
 @pytest.mark.long

@@ -171,6 +171,32 @@ class GuardConfig:
             )
 
 
+def config_alone(config: object, *, beside: GuardConfig, where: str) -> GuardConfig:
+    """The configuration that was given in place of settings by name.
+
+    Args:
+        config: What was given.
+        beside: The settings that were given by name beside it.
+        where: Who was given them.
+
+    Raises:
+        UsageError: It is no configuration, or something else is set beside it.
+    """
+    if not isinstance(config, GuardConfig):
+        raise UsageError(
+            f"{where} was given {spelled(config)} without a name: expected settings by name, as in "
+            f'{where}(rule="robust", model=model), or one GuardConfig.'
+        )
+    defaults = asdict(GuardConfig())
+    named = [f"{name}={value!r}" for name, value in asdict(beside).items() if value != defaults[name]]
+    if named:
+        raise UsageError(
+            f"{where} was given a GuardConfig and {', '.join(named)} beside it: write all settings into the "
+            "GuardConfig; only model= and process_group= may stand beside it."
+        )
+    return config
+
+
 def _default_of(setting: str) -> object:
     """What a setting is where nobody gave it; a rule whose sensitivity is then None is off."""
     return GuardConfig.__dataclass_fields__[setting].default

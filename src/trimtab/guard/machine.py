@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from trimtab.errors import GuardLockupError, UsageError
 from trimtab.guard.acting import Acting, acting_on
-from trimtab.guard.config import GuardConfig
+from trimtab.guard.config import GuardConfig, config_alone
 from trimtab.guard.history import History
 from trimtab.notices import say, warn, warn_setting
 from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
@@ -44,6 +44,8 @@ class Guard:
 
     def __init__(
         self,
+        config: GuardConfig | None = None,
+        /,
         *,
         rule: LiveRuleName = "mean",
         multiplier: float | None = None,
@@ -56,20 +58,19 @@ class Guard:
         model: Any = None,
         process_group: Any = None,
     ) -> None:
-        self._set_up(
-            GuardConfig(
-                rule=rule,
-                multiplier=multiplier,
-                k=k,
-                window_size=window_size,
-                min_history=min_history,
-                max_consecutive_skips=max_consecutive_skips,
-                on_lockup=on_lockup,
-                skipped_tokens=skipped_tokens,
-            ),
-            model=model,
-            process_group=process_group,
+        settings = GuardConfig(
+            rule=rule,
+            multiplier=multiplier,
+            k=k,
+            window_size=window_size,
+            min_history=min_history,
+            max_consecutive_skips=max_consecutive_skips,
+            on_lockup=on_lockup,
+            skipped_tokens=skipped_tokens,
         )
+        if config is not None:
+            settings = config_alone(config, beside=settings, where=type(self).__name__)
+        self._set_up(settings, model=model, process_group=process_group)
 
     @classmethod
     def from_config(cls, config: GuardConfig, *, quiet: bool = False) -> Self:

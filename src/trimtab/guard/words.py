@@ -73,7 +73,7 @@ class GuardWords:
         warn(
             "guard",
             f"The optimizer steps {num_parameters} parameters that the guard's model does not hold (a criterion's, a "
-            "temperature?): what was skipped before this step has reached them. From now on it does not. Give the "
+            "temperature?): what was skipped before this step may have reached them. From now on it does not. Give the "
             "guard a module that holds all of them, such as torch.nn.ModuleList([model, criterion]). Said once.",
         )
 

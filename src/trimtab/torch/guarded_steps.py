@@ -55,14 +55,18 @@ class GuardedSteps:
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps one of the model's parameters."""
-        if optimizer in self._windows:
+        if self.knows(optimizer):
             return True
         known = set(map(id, self._model.parameters()))
-        return any(id(parameter) in known for parameter in _parameters_of(optimizer))
+        return any(id(parameter) in known for parameter in parameters_of(optimizer))
+
+    def knows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it has stepped before."""
+        return optimizer in self._windows
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters of the optimizers that have stepped and are still there, the model's and others'."""
-        return [parameter for optimizer in list(self._windows) for parameter in _parameters_of(optimizer)]
+        return [parameter for optimizer in list(self._windows) for parameter in parameters_of(optimizer)]
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, *, counts: torch.Tensor
@@ -85,7 +89,7 @@ class GuardedSteps:
         window.counts = counts.clone()
         window.num_steps += 1
         is_judged = since[JUDGED] > 0
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         norms = gradient_norms(parameters)
         is_empty = _is_zero(norms, device=counts.device) & (since[JUDGED] > since[KEPT])
         may_step = (since[KEPT] > 0) & ~is_empty
@@ -120,7 +124,8 @@ class GuardedSteps:
             self._words.nonfinite_norm(step, norm=norm, parameter=next(names, other))
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What an optimizer steps, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -68,6 +68,7 @@ class GradientMask:
         self._kept_in = self._active_in = -1
         self._is_set = False
         self._masks: dict[torch.device, torch.Tensor] = {}
+        self._followed: set[torch.device] = set()
         self._zeros: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._without_gradient: list[nn.Parameter] = []
 
@@ -97,10 +98,14 @@ class GradientMask:
             if parameter.requires_grad and key not in self._hooked:
                 handle = parameter.register_hook(self._masked)  # type: ignore[no-untyped-call]
                 self._hooked[key] = (parameter, handle)
-                self._mask_on(parameter.device)
         for key in self._hooked.keys() - present.keys():
             self._hooked.pop(key)[1].remove()
+        self._follow(parameter.device for parameter, _ in self._hooked.values())
         self._remember(shown)
+
+    def is_on(self, parameter: nn.Parameter) -> bool:
+        """Whether this very parameter has a hook; of a sharded one the one that backward knows has it."""
+        return id(parameter) in self._hooked
 
     def bind(self, loss: torch.Tensor, counts: bool | torch.Tensor, *, lifts: bool = True) -> torch.Tensor:  # noqa: FBT001 - a verdict
         """The loss to call backward on: that backward, and no other, leaves zeros unless it counts.
@@ -239,6 +244,15 @@ class GradientMask:
             is_coalesced=gradient.is_coalesced(),
             check_invariants=False,  # the indices are autograd's own; unsaid, torch warns
         )
+
+    def _follow(self, devices: Iterable[torch.device]) -> None:
+        """Has a mask wherever there is a parameter, and none where a model was: each costs a copy a micro-batch."""
+        found = list(dict.fromkeys(devices))
+        for device in found:
+            self._mask_on(device)
+        for device in self._followed - set(found):
+            del self._masks[device]
+        self._followed = set(found)
 
     def _remember(self, shown: Sequence[nn.Parameter]) -> None:
         """Remembers by what a later call finds that something is new."""

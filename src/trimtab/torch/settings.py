@@ -50,15 +50,28 @@ def check_parts(*, model: object, optimizer: object) -> None:
 
 
 def check_guard(guard: object, *, model: nn.Module | None) -> None:
-    """Refuses what is no `GuardConfig`, and a guard without the model on whose parameters it acts."""
+    """Refuses what is no `GuardConfig`, and a guard without the model on whose parameters it acts, values and all."""
     if guard is None:
         return
     if not isinstance(guard, GuardConfig):
         raise UsageError(
             f'guard must be a trimtab.GuardConfig, found {type(guard).__name__}, such as GuardConfig(rule="robust").'
         )
-    if guard.enabled and model is None:
+    if not guard.enabled:
+        return
+    if model is None:
         raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
+    refuse_without_values(model)
+
+
+def refuse_without_values(model: nn.Module) -> None:
+    """Refuses a model with a parameter on the meta device: what is compared with later would have no value either."""
+    name = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+    if name is not None:
+        raise UsageError(
+            f"The model's parameter {name} is on the meta device and holds no values: call model.to_empty(device=...) "
+            "and initialise or load them first, then make the guard or the Run."
+        )
 
 
 def refuse_uneven_inputs(model: nn.Module | None) -> None:

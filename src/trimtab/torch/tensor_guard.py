@@ -13,6 +13,7 @@ On mps, which has no float64, the same code runs on the CPU, and the call waits 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,16 +23,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trimtab.errors import UsageError
 from trimtab.guard import LossGuard, PerTokenLossGuard
 from trimtab.guard.acting import Acting
+from trimtab.guard.config import GuardConfig
 from trimtab.guard.history import History
 from trimtab.guard.words import GuardWords
+from trimtab.notices import warn_setting
 from trimtab.torch.decided import Decided
 from trimtab.torch.device_rule import DeviceRule
 from trimtab.torch.figures import Shown, counts_here, is_finite_number
-from trimtab.torch.guarded_steps import GuardedSteps
+from trimtab.torch.guarded_steps import GuardedSteps, parameters_of
 from trimtab.torch.hearing import Hearing
 from trimtab.torch.late import LateFigures
+from trimtab.torch.leaves import parameters_behind
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.settings import refuse_without_values
 from trimtab.torch.statistics import RunningStatistics
 from trimtab.torch.transfer import to_host
 
@@ -53,17 +58,24 @@ class TensorGuard:
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"model= must be the torch.nn.Module whose gradients are guarded, found {model!r:.80}.")
+        refuse_without_values(model)
+        _say_what_has_no_effect(guard.config)
         self._guard = weakref.ref(guard)
         self._model = model
         self._process_group = process_group
         self._words = GuardWords(rank=0)
+        self._is_agreed = self._is_looked_behind = False
         self._meet()
-        self._mask = GradientMask(model, parameters=model.parameters)
+        self._steps = GuardedSteps(model, words=self._words)
+        self._outside = _OutsideModel(model, steps=self._steps)
+        self._mask = GradientMask(model, parameters=self._outside.with_model)
         self._mask.hook()
         self._statistics = RunningStatistics(model)
-        self._steps = GuardedSteps(model, words=self._words)
+        self._device = self._device_of_model()
+        self._rule = self._rule_on(self._device)
+        self._decided = Decided(device=self._device)
         self._late = LateFigures()
-        self._place_on(self._device_of_model())
+        self._hearing = Hearing(self._guard, rule=self._rule, decided=self._decided, late=self._late, words=self._words)
         watch = register_optimizer_step_pre_hook(_BeforeStep(self))
         weakref.finalize(self, _let_go, watch, self._mask, self._statistics)
 
@@ -73,13 +85,26 @@ class TensorGuard:
         self._words.rank = self._ranks.rank
         self._present_guard().quiet = self._ranks.rank > 0
 
-    def _place_on(self, device: torch.device) -> None:
+    def _agree(self) -> None:
+        """Refuses ranks whose guards are set differently, with the first call's one collective more."""
         guard = self._present_guard()
+        self._ranks.refuse_unlike({"guard": type(guard).__name__, **guard.config.saved})
+        self._is_agreed = True
+
+    def _move_to(self, device: torch.device) -> None:
+        """Goes on where the model is now, from what was decided where it was; waits for that device."""
+        self._hearing.settle()
         self._device = device
-        self._rule = DeviceRule(guard.config, device=device)
-        self._rule.load(guard.history)
-        self._decided = Decided(device=device)
-        self._hearing = Hearing(self._guard, rule=self._rule, decided=self._decided, late=self._late, words=self._words)
+        self._rule = self._rule_on(device)
+        # The counts go on: the windows of optimizers began by them.
+        self._decided = Decided(device=device, counts=self._decided.counts)
+        self._hearing.go_on(rule=self._rule, decided=self._decided)
+
+    def _rule_on(self, device: torch.device) -> DeviceRule:
+        guard = self._present_guard()
+        rule = DeviceRule(guard.config, device=device)
+        rule.load(guard.history)
+        return rule
 
     # Once a micro-batch.
 
@@ -100,7 +125,7 @@ class TensorGuard:
         _check_loss(loss_sum)
         _check_tokens(num_tokens)
         if not torch.compiler.is_compiling():
-            self._before_call()
+            self._before_call(loss_sum)
         loss = loss_sum.detach().to(self._device, torch.float64)
         if isinstance(num_tokens, torch.Tensor):
             tokens = num_tokens.detach().to(self._device, torch.float64)
@@ -118,15 +143,21 @@ class TensorGuard:
         self._statistics.keep_or_restore(ruling.keep)
         return self._mask.bind(loss_sum, counts)
 
-    def _before_call(self) -> None:
+    def _before_call(self, loss_sum: torch.Tensor) -> None:
         """What needs no compiled graph: who the ranks are, where the state is, hooks, and what has arrived."""
         if self._ranks.alone:
             self._meet()
+        if not (self._is_agreed or self._ranks.alone):
+            self._agree()
         device = self._device_of_model()
         if device != self._device:
-            self._hearing.settle()
-            self._place_on(device)
+            self._move_to(device)
         self._mask.hook()
+        if not self._is_looked_behind:
+            # Before the first step no optimizer is known: what it has beside the model shows in the loss alone.
+            self._is_looked_behind = True
+            self._outside.add(parameter for parameter in parameters_behind(loss_sum) if not self._mask.is_on(parameter))
+            self._mask.hook()
         self._hearing.count()
         self._hearing.poll()
 
@@ -141,13 +172,24 @@ class TensorGuard:
         if not self._steps.holds(optimizer):
             return
         self._statistics.settle()
+        if not self._steps.knows(optimizer):
+            self._meet_optimizer(optimizer)
         facts, tell = self._steps.before_step(optimizer, counts=self._decided.counts)
+        self._mask.open()  # what a compiled graph has decided ends here
         if not self._hearing.num_counted:
             self._mask.hook()  # a call within a compiled graph can not
-        self._mask.open()  # what a compiled graph has decided ends here
         self._hearing.send_for()
         self._late.add(to_host(facts), tell)
         self._hearing.poll()
+
+    def _meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Says of a first step whether it takes in what no hook has masked; from now on there is a hook on it."""
+        num_missed = sum(
+            parameter.grad is not None and not self._mask.is_on(parameter)
+            for parameter in self._outside.held_by(optimizer)
+        )
+        if num_missed:
+            self._words.outside_model(num_missed)
 
     # For the guard, on the host.
 
@@ -181,6 +223,28 @@ if TYPE_CHECKING:
     _is_acting: type[Acting] = TensorGuard  # the guard loads it by its name: checked here
 
 
+class _OutsideModel:
+    """The parameters that a loss or an optimizer has and the model has not: a criterion's, a temperature."""
+
+    def __init__(self, model: nn.Module, *, steps: GuardedSteps) -> None:
+        self._model = model
+        self._steps = steps
+        self._behind_loss: list[nn.Parameter] = []
+
+    def add(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Takes in what was found behind a loss."""
+        self._behind_loss += parameters
+
+    def with_model(self) -> list[nn.Parameter]:
+        """All that a gradient of a guarded loss is known to reach, those of the model first."""
+        return [*self._model.parameters(), *self._behind_loss, *self._steps.parameters()]
+
+    def held_by(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+        """What an optimizer has and the model has not."""
+        known = set(map(id, self._model.parameters()))
+        return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
+
+
 class _BeforeStep:
     """The hook for all optimizers; holds the guard weakly, as nothing else holds it that would outlive it."""
 
@@ -198,6 +262,19 @@ def _let_go(watch: Any, mask: GradientMask, statistics: RunningStatistics) -> No
     watch.remove()
     mask.remove()
     statistics.remove()
+
+
+def _say_what_has_no_effect(config: GuardConfig) -> None:
+    if config.decide == "host":
+        warn_setting(
+            'decide="host" has no effect on guard(loss), whose verdict is tensor code where the model is, so that the '
+            "call never waits; leave it out, or use trimtab.Run, which knows it."
+        )
+    if config.skipped_tokens == "removed":
+        warn_setting(
+            'skipped_tokens="removed" has no effect on guard(loss), which scales no gradient: skipped tokens stay in '
+            "whatever your loop divides by; leave it out, or use trimtab.Run, which knows it."
+        )
 
 
 def _check_loss(loss: Any) -> None:

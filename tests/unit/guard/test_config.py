@@ -103,6 +103,19 @@ def test_a_setting_without_effect_is_said(settings: dict[str, object], what: str
     assert LossGuard.from_config(config).config is config
 
 
+@pytest.mark.parametrize("construct", [LossGuard, PerTokenLossGuard])
+def test_a_guard_takes_one_configuration_in_place_of_settings(
+    construct: type[LossGuard] | type[PerTokenLossGuard],
+) -> None:
+    config = GuardConfig(rule="robust", window_size=50)
+
+    assert construct(config).config is config
+    with pytest.raises(UsageError, match=r"given a GuardConfig and window_size=40, on_lockup='raise' beside it"):
+        construct(config, window_size=40, on_lockup="raise")
+    with pytest.raises(UsageError, match=r'was given 2\.0 without a name.*rule="robust", model=model'):
+        construct(2.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("construct", [GuardConfig, LossGuard, PerTokenLossGuard])
 def test_the_warning_points_at_the_line_that_gave_the_setting(
     construct: type[GuardConfig] | type[LossGuard] | type[PerTokenLossGuard],

@@ -127,6 +127,26 @@ def test_settling_leaves_nothing_to_be_heard_twice() -> None:
     assert device.guard.state_dict() == state_after(LOSSES[:9])
 
 
+def test_after_a_move_the_counts_go_on_and_each_decision_is_heard_of_once() -> None:
+    # given: decisions that were heard of, and a device that takes over
+    device = Device()
+    device.decide(LOSSES[:5])
+    device.hearing.settle()
+    device.rule = DeviceRule(CONFIG, device="cpu")
+    device.rule.load(device.guard.history)
+    device.decided = Decided(device=torch.device("cpu"), counts=device.decided.counts)
+    device.hearing.go_on(rule=device.rule, decided=device.decided)
+
+    # when
+    device.decide(LOSSES[5:])
+    device.hearing.send_for()
+    device.hearing.poll()
+
+    # then
+    assert device.guard.state_dict() == state_after(LOSSES)
+    assert int(device.decided.counts[0]) == len(LOSSES)
+
+
 def test_a_lock_up_is_raised_once_and_all_that_came_with_it_is_heard() -> None:
     device = Device(GuardConfig(multiplier=2.0, max_consecutive_skips=2, on_lockup="raise"))
     device.decide([1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0, 1.0])

@@ -575,6 +575,20 @@ def test_setting_and_masking_on_a_device_never_look_at_a_value():
     assert weight.grad.device.type == "meta"
 
 
+def test_a_model_that_moves_takes_its_mask_along_and_leaves_none_behind():
+    """From meta nothing can be copied back: a mask that stayed where the model was would raise."""
+    model = nn.Linear(2, 1)
+    mask = mask_of(model)
+    mask.hook()
+    model.to("meta")
+    mask.hook()
+
+    loss = model(torch.ones(3, 2, device="meta")).sum()
+    mask.bind(loss, torch.empty((), dtype=torch.bool, device="meta")).backward()
+
+    assert model.weight.grad.device.type == "meta"
+
+
 def test_a_removed_mask_lets_everything_through():
     weight = nn.Parameter(torch.ones(1))
     mask = GradientMask(None, parameters=lambda: [weight])

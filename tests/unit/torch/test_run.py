@@ -775,6 +775,8 @@ def test_wrong_calls_are_refused_with_what_to_do(tmp_path):
     batch = make_batches(1)[0]
     losses = token_losses(model, batch)
 
+    with pytest.raises(UsageError, match="parameter weight is on the meta device"):
+        trimtab.Run(tmp_path, model=nn.Linear(2, 1, device="meta"), guard=trimtab.GuardConfig(rule="robust"))
     with pytest.raises(UsageError, match="model="):
         Run(tmp_path, guard=GuardConfig(rule="robust"))
     for wrong in (0, 1.5, "2", True):

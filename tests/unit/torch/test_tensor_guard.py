@@ -440,8 +440,9 @@ def test_a_window_reads_nothing_but_one_flag_where_the_optimizer_is_not_fused(ru
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_call_runs_on_a_device_that_has_no_values_to_wait_for(rule):
-    model = nn.Linear(4, 1, device="meta")
+    model = nn.Linear(4, 1)
     guard = LossGuard(**RULES[rule], model=model)
+    model.to("meta")
     for _ in range(3):
         loss = guard(model(torch.empty(2, 4, device="meta")).mean())
         loss.backward()
