@@ -49,16 +49,17 @@ class LossGuard(Guard):
     def __call__(self, loss: _Tensor) -> _Tensor:
         """Judges one micro-batch on its device, without a wait, and gives the loss to call backward on.
 
-            loss = guard(loss)
-            loss.backward()          # always, before the next call of the guard
+            loss = model(batch)      # log this one: on a skip the guard gives back 0.0
+            guard(loss).backward()   # always, one backward a call
             optimizer.step()         # as ever; dropped by the guard where nothing was kept
 
         The gradients of a skipped micro-batch are replaced by zeros on their way into `p.grad`. A step is dropped
-        (parameters, moments and step count stay as they are) if everything since this optimizer's last one was
-        skipped, or if the norm of its gradients is not finite; fused optimizers do that on the device, others need one
-        look of the host a step. Every rank decides alike, by the mean of the ranks' losses: one all-reduce of three
-        numbers a call. Inside `torch.compile(fullgraph=True)` nothing breaks the graph. On mps, which has no float64,
-        the figures are fetched and the call waits.
+        (parameters, moments and step count stay as they are) if everything since this optimizer's last one was skipped,
+        or if the norm of its gradients is not finite; fused optimizers do that on the device, others need one look of
+        the host a step. Every rank decides alike, by the mean of the ranks' losses: one all-reduce of three numbers a
+        call, and before the first another, which waits, so that every rank is seen to have the same settings. Make the
+        guard on every rank and call it equally often. Inside `torch.compile(fullgraph=True)` nothing breaks the graph.
+        On mps, which has no float64, the figures are fetched and the call waits.
 
         Args:
             loss: 0-d, any float dtype, the unscaled mean loss of this micro-batch on this rank.
@@ -68,7 +69,8 @@ class LossGuard(Guard):
             the guard is off.
 
         Raises:
-            UsageError: The guard was given no model, or `loss` is no such tensor.
+            UsageError: The guard was given no model, or `loss` is no such tensor, or another rank's guard has other
+                settings.
             GuardLockupError: Under `on_lockup="raise"`, at a later call or step: when the host hears of it. Until then
                 the device keeps skipping.
         """
