@@ -220,7 +220,7 @@ class RunCore:
         self.words.nonfinite_norm(step, norm=norm, parameter=parameter)
 
     def tell_disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
-        """Records that a device decided otherwise than the host by the same figures, and says so, once."""
+        """Records, each time, that a device decided otherwise than the host by the same figures; says so once."""
         facts = {"micro": micro, "decided": decided, "host": verdict.reason, "loss": verdict.loss}
         self.event("guard_disagrees", facts, step=step)
         self.words.disagreement(

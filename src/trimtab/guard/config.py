@@ -45,14 +45,17 @@ class GuardConfig:
             `GuardLockupError`.
         skipped_tokens: "counted" leaves the tokens of a skipped micro-batch in the divisor of a token-normalised
             window, so that the others keep their size; "removed" takes them out (of 10 + 10 + 80 tokens with the 80
-            skipped, the update is 0.2x under the one and 1.0x under the other). No verdict depends on it.
-        decide: Where a verdict is made; it is the same one either way. "device": on the accelerator, so that nothing
-            waits for it: a prototype cost 0.0 % of a training step on one H200 (163 M parameters, batch 16 x 1024,
-            bf16). The host hears of a skip some micro-batches later, and raises then under `on_lockup="raise"`: several
-            ranks may do so in different calls. "host": the host reads every loss (2.2 % there), and knows and raises at
-            once. "auto": the device for losses on CUDA, whose figures reach the host by a stream of their own;
-            elsewhere the host, which would wait for a copy all the same (on the CPU reading waits for nothing), and
-            under `on_lockup="raise"`, so that every rank raises in the same call.
+            skipped, the update is 0.2x under the one and 1.0x under the other). No verdict depends on it, nor
+            does `guard(loss)`, which scales no gradient.
+        decide: Where a verdict is made; it is the same one either way. "device": on the accelerator, so that no
+            micro-batch waits for it. The host hears of a skip some micro-batches later, and raises then under
+            `on_lockup="raise"`: several ranks may do so in different calls. "host": the host reads every loss, and
+            knows and raises at once. "auto": the device for losses on CUDA, whose figures reach the host by a stream of
+            their own; elsewhere the host, which would wait for a copy all the same (on the CPU reading waits for
+            nothing), and under `on_lockup="raise"`, so that every rank raises in the same call. `guard(loss)` does as
+            under "device", whatever stands here. What speaks for the device was measured on a prototype, on one H200
+            (163 M parameters, batch 16 x 1024, bf16): 0.0 % of a training step, where a host that reads every loss cost
+            2.2 %. This code was not measured on a GPU yet; `benchmarks/gpu.py` does it.
 
     Raises:
         UsageError: A setting makes no sense; says what was found and what to use.

@@ -7,8 +7,9 @@ are masked by it, an optimizer whose next step is vetoed or not, and what was re
     take_unjudged                         instead of it, after one whose loss goes by unseen
     close_window -> judge_step -> end     once a window, after its last backward and around the optimizer's step
 
-Without a guard nothing here waits for the device. With one that decides on the host, `take` waits once a micro-batch
-and `judge_step` once a window; with one that decides on the device, neither does.
+Without a guard nothing here waits for a CUDA device. With one that decides on the host, `take` waits once a micro-batch
+and `judge_step` once a window; with one that decides on the device, neither does once the first micro-batch is through.
+Among several ranks `take` meets the others; `take` says how.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ class Gate:
     ) -> Decision | None:
         """Judges a micro-batch, where there is a guard, and records it; its loss is yet to be bound.
 
-        With a guard among several ranks it calls one collective, and blocks until every rank has called it.
+        With a guard that decides on the host it waits for the loss, and once more to name the row of a skip that is
+        said. Among several ranks a guard calls one collective, and before the first micro-batch another, by which
+        settings are compared: where the group sums on the CPU (gloo), both block until every rank has called them; on a
+        device's own stream (NCCL) the host waits for the one before the first, and for each where the host decides.
 
         Args:
             micro_batch: Its losses, reduced to rows.
@@ -119,7 +123,8 @@ class Gate:
             The decision, for `bind`. None without a guard.
 
         Raises:
-            UsageError: If the ranks of the model may run out of data at different steps (`Join`).
+            UsageError: If the ranks of the model may run out of data at different steps (`Join`), or have guards with
+                different settings.
             GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
                 else about an earlier one of which the host hears now.
         """

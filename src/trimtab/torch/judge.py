@@ -2,10 +2,11 @@
 
 Enters: the reduced losses of a micro-batch, on this rank. Leaves: a `Decision`, alike on every rank, and the guard's
 words. Invariants: figures are copies, the caller's loss is never changed; every rank calls the same collectives, one
-sum of three numbers a micro-batch, whatever its losses are; host and device decide alike, verdict for verdict.
+sum of three numbers a micro-batch, and before the first one of settings, whatever its losses are; host and device
+decide alike, verdict for verdict.
 
-    on the host      figures -> sum over ranks -> the guard
-    on the device    figures -> sum over ranks -> the rule as tensor code     nothing waits
+    on the host      figures -> sum over ranks -> the guard                   waits for the figures, and for the sum
+    on the device    figures -> sum over ranks -> the rule as tensor code     waits where the sum does, as on gloo
                         ` - - - - - - - - - - - -> the guard, when they have arrived: words, rates, state
 """
 
@@ -82,7 +83,7 @@ class Judge:
         beyond: torch.Tensor | None,
         leading_row: LeadingRow,
     ) -> Judgement:
-        """Decides about the micro-batch at hand; for the arguments see `Gate.take`.
+        """Decides about the micro-batch at hand; for the arguments, and for what waits when, see `Gate.take`.
 
         Args:
             micro_batch: Its losses.

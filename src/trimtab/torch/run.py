@@ -2,9 +2,10 @@
 
 Enters: unreduced losses and the dataset rows they belong to, once a micro-batch; once a window the wish to step.
 Leaves: a loss that is safe to call backward on whatever the verdict, a `StepOutcome`, and the log. Without a guard
-the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for the device. With a
+the parameters stay bit-identical to those of the same loop without Trimtab, and nothing waits for a CUDA device. With a
 guard that decides on the device nothing waits either, but for optimizers that are not fused: those take one look of the
-host a step. A guard that decides on the host looks at the loss once a micro-batch and at the norm once a step.
+host a step. A guard that decides on the host looks at the loss once a micro-batch and at the norm once a step. Among
+several ranks `micro_batch` and `step` say which sums they take, and who waits for them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Run:
             max_grad_norm: Clip gradients to this total 2-norm; `math.inf` measures and records the norm without
                 clipping; None neither measures nor clips, unless a guard needs the norm.
             normalize: "micro": every micro-batch counts alike, its loss is a mean over its tokens. "window": every
-                token of the window counts alike.
+                token of the window counts alike, on whichever rank.
             guard: Settings of the guard. None: nothing is ever skipped or dropped, not even a NaN.
             record: False: no folder, no registry entry, no thread.
             dataset: What the row numbers index; its length and fingerprint go into the log. Nothing is drawn from it
@@ -157,9 +158,13 @@ class Run:
         """Records one micro-batch, judges it, and gives the loss to call backward on.
 
         The first call makes the run folder. With a guard that decides on the host (see `GuardConfig.decide`) this
-        waits for the device once, and once more to name the row of a skip; with one that decides on the device, or
-        without any, it never does. Among several ranks a guard sums three numbers over them, which blocks until every
-        rank has called this.
+        waits for the device once, and once more to name the row of a skip that is said; with one that decides on the
+        device it waits in the first call only, without any never (on CUDA: elsewhere copies for the log wait).
+
+        Among several ranks a guard sums three numbers over them; in its first call it also compares settings, and
+        gathers each `fully_shard` module once. Under `normalize="window"`, with a guard or without, the first call
+        without `begin_window` sums one number. A sum on the CPU (gloo) blocks until every rank has called this; by NCCL
+        only the device waits, but in the first call, and in each where the host decides.
 
         Args:
             losses: Unreduced: (B, T) a token, or (N,) with `per` saying what an entry is.
@@ -216,7 +221,8 @@ class Run:
         leaves parameters and optimizer state as they are; only with a guard. Call the scheduler after every step,
         stepped or not: the window is its clock. The optimizer's `step` is called either way; one that is dropped finds
         no gradients, or is told by the device to change nothing. With a guard it waits for the device once, but where
-        the device decides and the optimizer is fused.
+        the device decides and the optimizer is fused. Among several ranks `normalize="window"` without a guard sums the
+        window's tokens over them (a guard has summed them already), and norms of sharded gradients are summed.
 
         Args:
             scaler: The gradient scaler whose `scale(loss).backward()` was used, if any; it is updated here.
