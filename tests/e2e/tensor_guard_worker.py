@@ -190,3 +190,19 @@ def words():
     for _ in range(10):
         guard(parameter.weight.sum() * math.nan)
     return guard.state_dict()["num_skipped"]
+
+
+def sharded_criterion():
+    """Two windows of a model and a criterion, each sharded by itself, one optimizer; the second ends with a NaN."""
+    torch.manual_seed(0)
+    model, criterion = fully_shard(nn.Linear(4, 2)), fully_shard(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
+    guard = LossGuard(multiplier=4.0, model=model)
+    for window in range(2):
+        for factor in (1.0, math.nan)[: window + 1]:
+            loss = (criterion(model(torch.ones(3, 4))) ** 2).mean()
+            guard(loss * factor if dist.get_rank() == 1 else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    finite = all(parameter.to_local().isfinite().all().item() for parameter in criterion.parameters())
+    return finite, guard.state_dict()["num_skipped"]

@@ -90,6 +90,11 @@ def test_the_rank_with_more_tokens_weighs_more_and_one_without_is_no_fault(pair)
     assert [kept[-1] for kept in pair.call("token_verdicts", figures=figures)] == [False, False]
 
 
+def test_a_criterion_that_is_sharded_by_itself_is_kept_clean_without_a_word(pair):
+    assert pair.call("sharded_criterion") == [[True, 1]] * 2
+    assert not any("does not hold" in text for text in pair.said())
+
+
 def test_rank_0_alone_speaks(pair):
     assert pair.call("words") == [10, 10]
     first, second = pair.said()

@@ -174,12 +174,12 @@ class GuardConfig:
             )
 
 
-def config_alone(config: object, *, beside: GuardConfig, where: str) -> GuardConfig:
+def config_alone(config: object, *, beside: Mapping[str, object], where: str) -> GuardConfig:
     """The configuration that was given in place of settings by name.
 
     Args:
         config: What was given.
-        beside: The settings that were given by name beside it.
+        beside: The settings by name, those that were not given at their defaults.
         where: Who was given them.
 
     Raises:
@@ -190,8 +190,7 @@ def config_alone(config: object, *, beside: GuardConfig, where: str) -> GuardCon
             f"{where} was given {spelled(config)} without a name: expected settings by name, as in "
             f'{where}(rule="robust", model=model), or one GuardConfig.'
         )
-    defaults = asdict(GuardConfig())
-    named = [f"{name}={value!r}" for name, value in asdict(beside).items() if value != defaults[name]]
+    named = [f"{name}={spelled(value)}" for name, value in beside.items() if value != _default_of(name)]
     if named:
         raise UsageError(
             f"{where} was given a GuardConfig and {', '.join(named)} beside it: write all settings into the "

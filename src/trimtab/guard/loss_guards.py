@@ -19,12 +19,12 @@ _Tensor = TypeVar("_Tensor")
 class LossGuard(Guard):
     """Judges the mean loss of each micro-batch against the losses kept before it.
 
-    Settings are those of `GuardConfig`, by name or as one `GuardConfig` alone; rule "mean", the default, is off until
-    it has a `multiplier`, and "robust" is the one to recommend; `decide` and `skipped_tokens` change no call of it.
-    `check` needs no model and leaves acting on the verdict to you. With a `model` (a torch module; the wrapper, inner
-    or compiled model of DDP and FSDP2 alike) `loss = guard(loss)` acts by itself: see `__call__`. `process_group` names
-    the ranks that see different rows; None: the default group where torch.distributed is initialised, else this process
-    alone.
+    Settings are those of `GuardConfig` but `decide`, by name, or one `GuardConfig` in their place; rule "mean", the
+    default, is off until it has a `multiplier`, and "robust" is the one to recommend. `decide` and `skipped_tokens`
+    change no call. `check` needs no model and leaves acting on the verdict to you. With a `model` (a torch module; the
+    wrapper, inner or compiled model of DDP and FSDP2 alike) `loss = guard(loss)` acts by itself: see `__call__`.
+    `process_group` names the ranks that see different rows; None: the default group where torch.distributed is
+    initialised, else this process alone.
 
     Attributes:
         num_judged: Micro-batches judged so far: all but those without tokens, and none while the guard is off.

@@ -58,19 +58,21 @@ class Guard:
         model: Any = None,
         process_group: Any = None,
     ) -> None:
-        settings = GuardConfig(
-            rule=rule,
-            multiplier=multiplier,
-            k=k,
-            window_size=window_size,
-            min_history=min_history,
-            max_consecutive_skips=max_consecutive_skips,
-            on_lockup=on_lockup,
-            skipped_tokens=skipped_tokens,
-        )
-        if config is not None:
-            settings = config_alone(config, beside=settings, where=type(self).__name__)
-        self._set_up(settings, model=model, process_group=process_group)
+        settings: dict[str, Any] = {
+            "rule": rule,
+            "multiplier": multiplier,
+            "k": k,
+            "window_size": window_size,
+            "min_history": min_history,
+            "max_consecutive_skips": max_consecutive_skips,
+            "on_lockup": on_lockup,
+            "skipped_tokens": skipped_tokens,
+        }
+        if config is None:
+            config = GuardConfig(**settings)
+        else:
+            config = config_alone(config, beside=settings, where=type(self).__name__)
+        self._set_up(config, model=model, process_group=process_group)
 
     @classmethod
     def from_config(cls, config: GuardConfig, *, quiet: bool = False) -> Self:
@@ -243,6 +245,15 @@ class Guard:
         self.num_judged, self.num_skipped = num_judged, num_skipped
         self.nonfinite_hint, self._said = hint, set(said)
         self._load_acting()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`, which are refused where a model is acted on: a copy would act on the same one."""
+        if self._acting is not None:
+            raise UsageError(
+                f"A {type(self).__name__} that acts on a model can be neither copied nor pickled: make another one for "
+                "the other model, and give it this one's state_dict()."
+            )
+        return self.__dict__
 
     def _settle(self) -> None:
         """Catches up with the device, if there is one to hear of; may raise `GuardLockupError` then."""

@@ -67,14 +67,15 @@ class GuardWords:
 
     def outside_model(self, num_parameters: int) -> None:
         """Says that an optimizer steps parameters which the guarded model does not hold, and no hook was on them."""
-        if self._said_outside_model or self.rank:
+        if not num_parameters or self._said_outside_model or self.rank:
             return
         self._said_outside_model = True
         warn(
             "guard",
             f"The optimizer steps {num_parameters} parameters that the guard's model does not hold (a criterion's, a "
-            "temperature?): what was skipped before this step may have reached them. From now on it does not. Give the "
-            "guard a module that holds all of them, such as torch.nn.ModuleList([model, criterion]). Said once.",
+            "temperature?): what was skipped before this step may have reached them. From now on it does not, but for "
+            "shards of another fully_shard module. Make them the model's (model.criterion = criterion) before the "
+            "guard is made to have them covered from the start. Said once.",
         )
 
     def no_tokens(self, step: int) -> None:

@@ -157,9 +157,13 @@ class GradientMask:
         return where_kept(self._mask_on(x.device), x)
 
     def open(self) -> None:
-        """Ends a window: only what is bound is masked, and the next `hook` looks at every parameter."""
-        self._active, self._is_set = None, False
-        self._tell_missed()
+        """Ends a window: only what is bound is masked, and the next `hook` looks at every parameter.
+
+        Within a backward, where an optimizer may step, that goes on as it was.
+        """
+        if backward_at_hand() < 0:
+            self._active, self._is_set = None, False
+            self._tell_missed()
         self._is_walked = self._is_in_window = False
 
     def lift(self) -> None:

@@ -55,11 +55,11 @@ class UnshardedParameters:
             self._seen |= ids
             self._is_managed = is_managed
             self._refuse_other_libraries(shown)
-        if any(_is_shard(parameter) and id(parameter) not in self._behind for parameter in shown):
+        if any(is_shard(parameter) and id(parameter) not in self._behind for parameter in shown):
             self._gather()
         found = []
         for parameter in shown:
-            if not _is_shard(parameter):
+            if not is_shard(parameter):
                 found.append(parameter)
             elif id(parameter) in self._behind:
                 found.append(self._behind[id(parameter)][1])
@@ -82,11 +82,11 @@ class UnshardedParameters:
                 )
             assert isinstance(module, FSDPModule)
             module.unshard()
-            unsharded = {name: parameter for name, parameter in module.named_parameters() if not _is_shard(parameter)}
+            unsharded = {name: parameter for name, parameter in module.named_parameters() if not is_shard(parameter)}
             module.reshard()
             shards = dict(module.named_parameters())
             for name, parameter in unsharded.items():
-                if _is_shard(shards[name]):
+                if is_shard(shards[name]):
                     self._behind[id(shards[name])] = (shards[name], parameter)
 
     def _refuse_other_libraries(self, shown: Sequence[nn.Parameter]) -> None:
@@ -125,13 +125,14 @@ def refuse_uninitialized(tensors: Iterable[torch.Tensor]) -> None:
         )
 
 
+def is_shard(parameter: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether a parameter is a part of one that lies on several ranks, so that no hook on it fires."""
+    # Where nobody has imported it nothing can be one, and it takes long to load.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
+
+
 def _is_managed(module: nn.Module | None) -> bool:
     # FSDP1 shows plain parameters, even the same objects as before, and its own module may be above what is known here.
     # The mark that it puts on every module below is torch's own and not public; fully_shard uses it too.
     return bool(getattr(module, "_is_fsdp_managed_module", False))
-
-
-def _is_shard(parameter: torch.Tensor) -> TypeGuard[DTensor]:
-    # Where nobody has imported it nothing can be one, and it takes long to load.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)

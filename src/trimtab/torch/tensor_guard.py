@@ -13,7 +13,7 @@ On mps, which has no float64, the same code runs on the CPU, and the call waits 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,15 +27,16 @@ from trimtab.guard.config import GuardConfig
 from trimtab.guard.history import History
 from trimtab.guard.words import GuardWords
 from trimtab.notices import warn_setting
+from trimtab.torch.beside import ParametersBeside, parameters_of
 from trimtab.torch.decided import Decided
 from trimtab.torch.device_rule import DeviceRule
 from trimtab.torch.figures import Shown, counts_here, is_finite_number
-from trimtab.torch.guarded_steps import GuardedSteps, parameters_of
+from trimtab.torch.guarded_steps import GuardedSteps
 from trimtab.torch.hearing import Hearing
 from trimtab.torch.late import LateFigures
-from trimtab.torch.leaves import parameters_behind
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.scalars import check_loss, check_tokens
 from trimtab.torch.settings import refuse_without_values
 from trimtab.torch.statistics import RunningStatistics
 from trimtab.torch.transfer import to_host
@@ -66,18 +67,21 @@ class TensorGuard:
         self._words = GuardWords(rank=0)
         self._is_agreed = self._is_looked_behind = False
         self._meet()
-        self._steps = GuardedSteps(model, words=self._words)
-        self._outside = _OutsideModel(model, steps=self._steps)
-        self._mask = GradientMask(model, parameters=self._outside.with_model)
+        self._beside = ParametersBeside(model)
+        self._steps = GuardedSteps(model, beside=self._beside, words=self._words)
+        self._optimizers_seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._mask = GradientMask(model, parameters=partial(_with_beside, model, self._beside))
         self._mask.hook()
         self._statistics = RunningStatistics(model)
         self._device = self._device_of_model()
         self._rule = self._rule_on(self._device)
         self._decided = Decided(device=self._device)
+        self._begun = torch.full_like(self._decided.counts, -1)
         self._late = LateFigures()
         self._hearing = Hearing(self._guard, rule=self._rule, decided=self._decided, late=self._late, words=self._words)
         watch = register_optimizer_step_pre_hook(_BeforeStep(self))
         weakref.finalize(self, _let_go, watch, self._mask, self._statistics)
+        _ALL.add(self)
 
     def _meet(self) -> None:
         """Finds out who the ranks are, and so who speaks."""
@@ -88,7 +92,9 @@ class TensorGuard:
     def _agree(self) -> None:
         """Refuses ranks whose guards are set differently, with the first call's one collective more."""
         guard = self._present_guard()
-        self._ranks.refuse_unlike({"guard": type(guard).__name__, **guard.config.saved})
+        self._ranks.refuse_unlike(
+            {"guard": type(guard).__name__, **guard.config.saved, "history": guard.history.told}
+        )
         self._is_agreed = True
 
     def _move_to(self, device: torch.device) -> None:
@@ -122,8 +128,8 @@ class TensorGuard:
             UsageError: If an argument is no such tensor or number.
             GuardLockupError: If the host has just heard that the guard skips for ever, and is set to raise.
         """
-        _check_loss(loss_sum)
-        _check_tokens(num_tokens)
+        check_loss(loss_sum, where="guard(loss)", instead="for a plain number there is guard.check(...)")
+        check_tokens(num_tokens)
         if not torch.compiler.is_compiling():
             self._before_call(loss_sum)
         loss = loss_sum.detach().to(self._device, torch.float64)
@@ -153,11 +159,13 @@ class TensorGuard:
         if device != self._device:
             self._move_to(device)
         self._mask.hook()
-        if not self._is_looked_behind:
-            # Before the first step no optimizer is known: what it has beside the model shows in the loss alone.
+        if not self._is_looked_behind and loss_sum.requires_grad:
+            # Before its first step no optimizer is known: what it has beside the model shows in the loss alone.
             self._is_looked_behind = True
-            self._outside.add(parameter for parameter in parameters_behind(loss_sum) if not self._mask.is_on(parameter))
+            self._beside.look_behind(loss_sum, is_on=self._mask.is_on)
             self._mask.hook()
+        if self._steps.is_cleared():
+            self._begun = self._decided.counts.clone()
         self._hearing.count()
         self._hearing.poll()
 
@@ -169,12 +177,19 @@ class TensorGuard:
         Raises:
             GuardLockupError: If the host has just heard that the guard skips for ever, and is set to raise.
         """
+        if optimizer not in self._optimizers_seen and any(p.grad is not None for p in parameters_of(optimizer)):
+            self._optimizers_seen.add(optimizer)
+            self._is_looked_behind = False  # what it steps may be new to the loss as well
         if not self._steps.holds(optimizer):
             return
         self._statistics.settle()
         if not self._steps.knows(optimizer):
-            self._meet_optimizer(optimizer)
-        facts, tell = self._steps.before_step(optimizer, counts=self._decided.counts)
+            self._words.outside_model(self._beside.num_missed(optimizer, is_on=self._mask.is_on))
+            self._beside.meet(optimizer)
+        counts = self._decided.counts
+        facts, tell = self._steps.before_step(
+            optimizer, counts=counts, begun=self._begun.to(counts.device), is_shared=self._shares(optimizer)
+        )
         self._mask.open()  # what a compiled graph has decided ends here
         if not self._hearing.num_counted:
             self._mask.hook()  # a call within a compiled graph can not
@@ -182,14 +197,9 @@ class TensorGuard:
         self._late.add(to_host(facts), tell)
         self._hearing.poll()
 
-    def _meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Says of a first step whether it takes in what no hook has masked; from now on there is a hook on it."""
-        num_missed = sum(
-            parameter.grad is not None and not self._mask.is_on(parameter)
-            for parameter in self._outside.held_by(optimizer)
-        )
-        if num_missed:
-            self._words.outside_model(num_missed)
+    def _shares(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether another guard acts on its steps too."""
+        return any(other is not self and other._steps.holds(optimizer) for other in list(_ALL))
 
     # For the guard, on the host.
 
@@ -219,30 +229,11 @@ class TensorGuard:
         return parameter.device
 
 
+_ALL: weakref.WeakSet[TensorGuard] = weakref.WeakSet()
+"""Those of this process: where two act on one optimizer, what the one skips is not all that there is."""
+
 if TYPE_CHECKING:
     _is_acting: type[Acting] = TensorGuard  # the guard loads it by its name: checked here
-
-
-class _OutsideModel:
-    """The parameters that a loss or an optimizer has and the model has not: a criterion's, a temperature."""
-
-    def __init__(self, model: nn.Module, *, steps: GuardedSteps) -> None:
-        self._model = model
-        self._steps = steps
-        self._behind_loss: list[nn.Parameter] = []
-
-    def add(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Takes in what was found behind a loss."""
-        self._behind_loss += parameters
-
-    def with_model(self) -> list[nn.Parameter]:
-        """All that a gradient of a guarded loss is known to reach, those of the model first."""
-        return [*self._model.parameters(), *self._behind_loss, *self._steps.parameters()]
-
-    def held_by(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-        """What an optimizer has and the model has not."""
-        known = set(map(id, self._model.parameters()))
-        return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
 
 
 class _BeforeStep:
@@ -256,6 +247,10 @@ class _BeforeStep:
         tensor_guard = self._tensor_guard()
         if tensor_guard is not None:
             tensor_guard.before_step(optimizer)
+
+
+def _with_beside(model: nn.Module, beside: ParametersBeside) -> list[nn.Parameter]:
+    return [*model.parameters(), *beside.now()]
 
 
 def _let_go(watch: Any, mask: GradientMask, statistics: RunningStatistics) -> None:
@@ -275,26 +270,3 @@ def _say_what_has_no_effect(config: GuardConfig) -> None:
             'skipped_tokens="removed" has no effect on guard(loss), which scales no gradient: skipped tokens stay in '
             "whatever your loop divides by; leave it out, or use trimtab.Run, which knows it."
         )
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.is_floating_point():
-        found = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise UsageError(
-            f"guard(loss) takes one loss, a 0-d tensor of a float dtype, found {found}: reduce it first "
-            "(.mean(), .sum()); for a plain number there is guard.check(...)."
-        )
-
-
-def _check_tokens(num_tokens: Any) -> None:
-    if isinstance(num_tokens, torch.Tensor):
-        if num_tokens.dim() == 0 and not num_tokens.is_floating_point() and num_tokens.dtype != torch.bool:
-            return
-        found = f"{num_tokens.dtype} of shape {tuple(num_tokens.shape)}"
-    elif isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0:
-        return
-    else:
-        found = f"{num_tokens!r:.80}"
-    raise UsageError(
-        f"num_tokens is {found}: expected a whole number of 0 or more, or a 0-d integer tensor, for example mask.sum()."
-    )

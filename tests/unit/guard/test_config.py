@@ -112,6 +112,8 @@ def test_a_guard_takes_one_configuration_in_place_of_settings(
     assert construct(config).config is config
     with pytest.raises(UsageError, match=r"given a GuardConfig and window_size=40, on_lockup='raise' beside it"):
         construct(config, window_size=40, on_lockup="raise")
+    with pytest.raises(UsageError, match=r"given a GuardConfig and k=5\.0 beside it"):  # and no warning of rule "mean"
+        construct(config, k=5.0)
     with pytest.raises(UsageError, match=r'was given 2\.0 without a name.*rule="robust", model=model'):
         construct(2.0)  # type: ignore[arg-type]
 

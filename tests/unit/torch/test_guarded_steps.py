@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trimtab.guard.words import GuardWords
+from trimtab.torch.beside import ParametersBeside
 from trimtab.torch.guarded_steps import GuardedSteps
 from trimtab.values import STEP_REASONS
 
@@ -16,9 +17,13 @@ def counts(judged, kept, skipped):
     return torch.tensor([judged, kept, skipped])
 
 
+NEVER = torch.tensor([-1, -1, -1])
+
+
 def make():
     model = nn.Linear(2, 1)
-    return model, torch.optim.SGD(model.parameters(), lr=1.0), GuardedSteps(model, words=GuardWords(rank=0))
+    steps = GuardedSteps(model, beside=ParametersBeside(model), words=GuardWords(rank=0))
+    return model, torch.optim.SGD(model.parameters(), lr=1.0), steps
 
 
 def stepped(model, optimizer, steps, *, since_begin, gradient=1.0):
@@ -26,7 +31,7 @@ def stepped(model, optimizer, steps, *, since_begin, gradient=1.0):
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, gradient)
     before = model.weight.detach().clone()
-    facts, tell = steps.before_step(optimizer, counts=since_begin)
+    facts, tell = steps.before_step(optimizer, counts=since_begin, begun=NEVER)
     optimizer.step()
     tell(facts.tolist())
     return not torch.equal(model.weight.detach(), before)
@@ -65,14 +70,14 @@ def test_each_optimizer_has_a_window_of_its_own():
 def test_beside_a_gradient_scaler_a_norm_that_is_not_finite_is_its_overflow_only_where_it_saw_one():
     model, optimizer, steps = make()
     optimizer.found_inf = torch.zeros(())
-    facts, _ = steps.before_step(optimizer, counts=counts(1, 1, 0))
+    facts, _ = steps.before_step(optimizer, counts=counts(1, 1, 0), begun=NEVER)
     assert STEP_REASONS[int(facts[0])] == "stepped"
     # a norm that overflows although the scaler has seen finite gradients alone
     model.weight.grad = torch.full_like(model.weight, 1e30)
-    facts, _ = steps.before_step(optimizer, counts=counts(2, 2, 0))
+    facts, _ = steps.before_step(optimizer, counts=counts(2, 2, 0), begun=NEVER)
     assert STEP_REASONS[int(facts[0])] == "nonfinite_norm"
     optimizer.found_inf = torch.ones(())
-    facts, _ = steps.before_step(optimizer, counts=counts(3, 3, 0))
+    facts, _ = steps.before_step(optimizer, counts=counts(3, 3, 0), begun=NEVER)
     assert STEP_REASONS[int(facts[0])] == "scaler_overflow"
 
 

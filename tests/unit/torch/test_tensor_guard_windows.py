@@ -2,6 +2,9 @@
 
 import copy
 import math
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -88,6 +91,106 @@ def test_a_window_after_one_that_a_gradient_scaler_threw_away_is_dropped_too(mod
     skip_whole(guard, model, optimizer, scale=scaler.scale, step=scaler.step)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_one_guard_skips_whole_leaves_the_step_of_another_on_the_same_model(model, name):
+    def train(*, guarded):
+        net = copy.deepcopy(model)
+        optimizer = OPTIMIZERS[name](net.parameters())
+        one, other = (LossGuard(multiplier=3.0, model=net) if guarded else None for _ in range(2))
+        for window in range(7):
+            for guard, is_bad in ((one, window == 4), (other, window == 5)):
+                if is_bad and not guarded:
+                    continue
+                loss = loss_of(net, math.nan if is_bad else 1.0)
+                (guard(loss) if guarded else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return numbers(net, optimizer)
+
+    assert all(map(torch.equal, train(guarded=True), train(guarded=False)))
+
+
+# A window that is not skipped whole steps, though its gradients are zero.
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["none", "zeros"])
+def test_a_kept_loss_without_a_slope_and_one_without_tokens_step_as_without_a_guard(model, zeros):
+    guard, optimizer = PerTokenLossGuard(multiplier=3.0, model=model), OPTIMIZERS["SGD momentum"](model.parameters())
+    for _ in range(2):
+        guard(loss_of(model), 1).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not zeros)
+    before = numbers(model, optimizer)
+
+    guard(loss_of(model, 0.0), 1).backward()
+    guard(loss_of(model, 0.0), 0).backward()
+    optimizer.step()
+
+    assert not any(map(torch.equal, numbers(model, optimizer), before))  # momentum and weight decay
+
+
+def test_a_dead_layer_with_an_optimizer_of_its_own_steps_where_the_others_do(model):
+    # given
+    dead = nn.Linear(3, 1)
+    nn.init.constant_(dead.bias, -100.0)
+    both = nn.ModuleList([model, dead])
+    guard = LossGuard(multiplier=3.0, model=both)
+    optimizers = [OPTIMIZERS["SGD momentum"](part.parameters()) for part in both]
+    for _ in range(4):
+        guard(loss_of(model) + torch.relu(dead(BATCH)).sum()).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    before = dead.weight.clone()
+
+    # when: something kept, something skipped
+    for factor in (1.0, math.nan):
+        guard(loss_of(model, factor) + torch.relu(dead(BATCH)).sum()).backward()
+    optimizers[1].step()
+
+    # then: weight decay has acted
+    assert not torch.equal(dead.weight, before)
+
+
+def test_a_new_optimizer_is_not_held_to_what_was_skipped_before_it(model):
+    guard = LossGuard(multiplier=3.0, model=model)
+    train(guard, model, torch.optim.SGD(model.parameters(), lr=0.001))
+    old = torch.optim.SGD(model.parameters(), lr=0.001)
+    skip_whole(guard, model, old)
+    old.zero_grad()
+    before = model.weight.clone()
+
+    optimizer = OPTIMIZERS["SGD momentum"](model.parameters())
+    guard(loss_of(model, 0.0)).backward()
+    optimizer.step()
+
+    assert not torch.equal(model.weight, before)
+
+
+def test_an_optimizer_that_steps_within_a_backward_leaves_the_rest_of_it_masked():
+    # given: a head that is stepped as soon as it has its gradient, before the body has
+    torch.manual_seed(0)
+    body, head = nn.Linear(3, 2), nn.Linear(2, 1)
+    both = nn.Sequential(body, head)
+    guard = LossGuard(multiplier=3.0, model=both)
+    of_head = torch.optim.SGD([head.weight], lr=0.01)
+
+    def step(_):
+        of_head.step()
+        of_head.zero_grad()
+
+    head.weight.register_post_accumulate_grad_hook(step)
+    guard(loss_of(both)).backward()
+    kept = body.weight.grad.clone()
+
+    # when
+    guard(loss_of(both, math.nan)).backward()
+
+    # then
+    assert torch.equal(body.weight.grad, kept)
+    assert head.weight.isfinite().all()
+
+
 # Parameters beside the model.
 
 
@@ -149,7 +252,90 @@ def test_what_is_met_at_the_first_step_only_is_said_once_and_covered_from_then_o
     assert len(said) == 1
 
 
+def steps_of(criterion, optimizer, *, guard, model, factors):
+    """What the criterion's parameter is after each window, one micro-batch each; a factor None trains without it."""
+    found = []
+    of_model = torch.optim.SGD(model.parameters(), lr=0.01)
+    for factor in factors:
+        prediction = model(BATCH)
+        loss = (prediction**2).mean() if factor is None else criterion(prediction) * factor
+        guard(loss).backward()
+        for each in (of_model, optimizer):
+            each.step()
+            each.zero_grad()
+        found.append(criterion.temperature.item())
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_criterion_with_an_optimizer_of_its_own_does_not_step_where_all_was_skipped(model, name):
+    criterion, guard = Scaled(), LossGuard(multiplier=100.0, model=model)
+    optimizer = OPTIMIZERS[name](criterion.parameters())
+
+    found = steps_of(criterion, optimizer, guard=guard, model=model, factors=[1.0, 1.0, math.nan, 1.0])
+
+    assert found[1] == found[2]
+    assert len(set(found)) == 3
+    assert math.isfinite(found[-1])
+
+
+def test_a_criterion_is_met_after_an_evaluation_and_when_it_joins_late(model):
+    criterion, guard = Scaled(), LossGuard(multiplier=100.0, model=model)
+    optimizer = OPTIMIZERS["SGD momentum"](criterion.parameters())
+    with torch.no_grad():
+        guard(loss_of(model))
+
+    found = steps_of(criterion, optimizer, guard=guard, model=model, factors=[None, None, 1.0, math.nan, 1.0])
+
+    assert math.isfinite(found[-1])
+    assert found[2] == found[3]
+
+
+def test_an_optimizer_of_something_else_is_let_be(model):
+    """A discriminator: the guarded loss goes through it, and it learns from losses of its own."""
+    discriminator, guard = nn.Linear(1, 1), LossGuard(multiplier=100.0, model=model)
+    own, of_model = (torch.optim.SGD(part.parameters(), lr=0.01) for part in (discriminator, model))
+    for factor in (1.0, 1.0, math.nan):
+        guard((discriminator(model(BATCH)) ** 2).mean() * factor).backward()
+        of_model.step()
+        own.zero_grad()
+        of_model.zero_grad()
+        before = discriminator.weight.clone()
+        (discriminator(torch.ones(2, 1)) ** 2).mean().backward()
+        own.step()
+        assert not torch.equal(discriminator.weight, before)
+
+
+DEEP = """
+import torch, trimtab
+from torch import nn
+model = nn.Linear(1, 1)
+guard = trimtab.LossGuard(multiplier=2.0, model=model)
+y = model(torch.ones(1))
+for _ in range(60_000):
+    y = y * 1.0
+loss = guard(y.sum())
+loss.backward()
+del loss, y
+print(guard.num_judged)
+"""
+
+
+def test_a_graph_of_any_depth_is_looked_behind_without_harm():
+    """torch frees by recursion what Python has seen of a graph: too much of it would end the process."""
+    ended = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 # What it is made of.
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_guard_that_acts_on_a_model_is_not_copied_but_one_that_only_decides_is(model, copied):
+    with pytest.raises(UsageError, match=r"neither copied nor pickled.*state_dict"):
+        copied(LossGuard(multiplier=2.0, model=model))
+    copied(LossGuard(multiplier=2.0))
 
 
 @pytest.mark.parametrize("construct", [LossGuard, PerTokenLossGuard])
