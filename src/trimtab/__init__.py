@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from trimtab.log.reader import Log as Log
     from trimtab.log.reader import open_log as open_log
     from trimtab.log.table import Table as Table
+    from trimtab.torch.kits import LossKit as LossKit
+    from trimtab.torch.kits import TokenNormedLossKit as TokenNormedLossKit
+    from trimtab.torch.outcome import WindowResult as WindowResult
     from trimtab.torch.run import Run as Run
     from trimtab.values import Verdict as Verdict
 
@@ -46,16 +49,19 @@ _HOMES = {
     "Log": "trimtab.log.reader",
     "LogError": "trimtab.errors",
     "LossGuard": "trimtab.guard",
+    "LossKit": "trimtab.torch.kits",
     "MissingExtraError": "trimtab.errors",
     "PerTokenLossGuard": "trimtab.guard",
     "RowShare": "trimtab.findings",
     "Run": "trimtab.torch.run",
     "Spike": "trimtab.findings",
     "Table": "trimtab.log.table",
+    "TokenNormedLossKit": "trimtab.torch.kits",
     "TrimtabError": "trimtab.errors",
     "TrimtabWarning": "trimtab.errors",
     "UsageError": "trimtab.errors",
     "Verdict": "trimtab.values",
+    "WindowResult": "trimtab.torch.outcome",
     "attach": "trimtab.integrations.attach",
     "calibrate": "trimtab.calibration.calibrate",
     "convert": "trimtab.conversion.convert",

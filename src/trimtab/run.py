@@ -122,6 +122,11 @@ class RunCore:
         return self._recording.is_first_rank
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything was recorded: no other run can be continued then."""
+        return self._recording.has_begun
+
+    @property
     def folder(self) -> Path | None:
         """The run folder; None until something was recorded, and for good with `record=False`."""
         return self._recording.folder
@@ -322,28 +327,44 @@ class RunCore:
             UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
                 nothing has changed then.
         """
-        if self._recording.has_begun or self.window.num_micros:
+        if self.has_begun or self.window.num_micros:
             raise UsageError(
                 f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
                 "is made, before the first micro_batch."
             )
-        (version,) = read_entries(state, ("version",), where="the run")
-        if version != STATE_VERSION:
-            raise UsageError(
-                f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
-                "version of Trimtab; resume with that version, or without the state."
-            )
-        step, saved_id, guard_state = read_entries(state, ("step", "run_id", "guard"), where="the run")
-        if read_count(step, name="step") < 1:
-            raise damaged("step is 0, and the first is 1")
-        if saved_id is not None:
-            check_run_id(saved_id)
+        step, saved_id, guard_state = _read_state(state)
         if self.guard is not None and guard_state is not None:
             self.guard.load_state_dict(guard_state)
-        elif self.guard is not None:
+        elif self.is_first_rank and self.guard is not None:
             warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
-        elif guard_state is not None:
+        elif self.is_first_rank and guard_state is not None:
             warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
         self.step = step
         if saved_id is not None:
             self._recording.continue_from(saved_id)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses what `load_state_dict` would refuse of a state; changes nothing, and says nothing.
+
+        Raises:
+            UsageError: As there.
+        """
+        _, _, guard_state = _read_state(state)
+        if self.config is not None and guard_state is not None:
+            PerTokenLossGuard.from_config(self.config, quiet=True).load_state_dict(guard_state)
+
+
+def _read_state(state: Mapping[str, Any]) -> tuple[int, str | None, Any]:
+    """Step, run id and guard history of a state; the last is looked at by the guard that takes it."""
+    (version,) = read_entries(state, ("version",), where="the run")
+    if version != STATE_VERSION:
+        raise UsageError(
+            f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
+            "version of Trimtab; resume with that version, or without the state."
+        )
+    step, saved_id, guard_state = read_entries(state, ("step", "run_id", "guard"), where="the run")
+    if read_count(step, name="step") < 1:
+        raise damaged("step is 0, and the first is 1")
+    if saved_id is not None:
+        check_run_id(saved_id)
+    return step, saved_id, guard_state

@@ -141,10 +141,34 @@ def made_early(losses, meeting):
     return kept(guard, parameter, losses)
 
 
+def groups_of_one(losses, num_more):
+    """What a guard keeps whose process group is this rank alone; rank 1 makes some harmless calls more."""
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    parameter = nn.Linear(1, 1, bias=False)
+    guard = LossGuard(multiplier=2.0, model=parameter, process_group=groups[dist.get_rank()])
+    return kept(guard, parameter, losses + [(1, 1)] * num_more * dist.get_rank())
+
+
 def unlike(multipliers):
     """How a call is refused to a guard that is set differently on each rank."""
     parameter = nn.Linear(1, 1, bias=False)
     guard = LossGuard(multiplier=multipliers[dist.get_rank()], model=parameter)
+    try:
+        guard(parameter.weight.sum())
+    except UsageError as error:
+        return str(error)
+    return "not refused"
+
+
+def loaded_on(ranks):
+    """How a call is answered where a saved history was loaded on some ranks only."""
+    parameter = nn.Linear(1, 1, bias=False)
+    saved = LossGuard(multiplier=2.0)
+    for loss in (1.0, 2.0, 3.0):
+        saved.check(loss)
+    guard = LossGuard(multiplier=2.0, model=parameter)
+    if dist.get_rank() in ranks:
+        guard.load_state_dict(saved.state_dict())
     try:
         guard(parameter.weight.sum())
     except UsageError as error:
@@ -190,6 +214,21 @@ def words():
     for _ in range(10):
         guard(parameter.weight.sum() * math.nan)
     return guard.state_dict()["num_skipped"]
+
+
+def words_of_steps():
+    """What a rank says of an optimizer's parameters, of a norm that is not finite, and of a window without tokens."""
+    model, temperature = nn.Linear(1, 1, bias=False), torch.ones((), requires_grad=True)
+    guard = PerTokenLossGuard(multiplier=2.0, model=model)
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.0)
+    for factor, num_tokens in ((1.0, 1), (math.inf, 1), (1.0, 0)):
+        slope = (model.weight.sum() - model.weight.sum().detach()) * temperature
+        # The loss is finite, its derivative by the weight is not.
+        guard(torch.nan_to_num(slope * factor, 0.0) + 1.0, num_tokens).backward()
+        model.weight.grad.mul_(factor)
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.state_dict()
 
 
 def sharded_criterion():

@@ -58,12 +58,16 @@ SEAL = RECORD.replace("flush_interval_s=0.01", "flush_interval_s=0.01, seal_byte
 
 
 def kill_while_writing(script: str, folder: Path, *, attempt: int, delay_s: float) -> int:
-    """Runs the script, kills it so long after its first acknowledgement, and returns the last one's number."""
+    """Runs the script, kills it so long after its first acknowledgement, and returns the last one's number.
+
+    On a machine that others keep busy the delay grows with what the first one takes, so that as much is written.
+    """
+    began = time.monotonic()
     child = subprocess.Popen([sys.executable, "-c", script, folder, str(attempt)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     pipe = child.stdout.fileno()
     received = os.read(pipe, 8)
-    deadline = time.monotonic() + delay_s
+    deadline = time.monotonic() + delay_s * max(1.0, (time.monotonic() - began) / 0.3)
     while (left_s := deadline - time.monotonic()) > 0:
         if select.select([pipe], [], [], left_s)[0]:
             received += os.read(pipe, 1 << 16)

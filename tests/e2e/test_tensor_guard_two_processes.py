@@ -68,8 +68,24 @@ def test_ranks_with_different_settings_are_refused_on_both_at_the_first_call(pai
     assert "rank 1 has multiplier=3.0" in second
 
 
+def test_a_state_that_one_rank_alone_has_loaded_is_refused_on_both_at_the_first_call(pair):
+    first, second = pair.call("loaded_on", ranks=[0])
+    assert "rank 0 has history='3 losses" in first
+    assert "rank 1 has history='0 losses" in second
+    assert pair.call("loaded_on", ranks=[0, 1]) == ["not refused"] * 2
+
+
 def test_a_guard_from_before_the_process_group_decides_with_it(pair, tmp_path):
     assert pair.call("made_early", losses=LOSSES, meeting=str(tmp_path / "meeting")) == [KEPT] * 2
+
+
+def test_a_guard_decides_with_the_ranks_of_its_process_group_and_with_no_other(pair):
+    # 1, 1, 1 and a loss of each rank, of which that of rank 1 is NaN: with groups of one it alone skips.
+    losses = [(1, 1), (1, 1), (1, 1), (1, "nan"), (1, 1)]
+    kept_by_all = [True] * 5
+    # A call waits for nobody: rank 1 makes two of its own more.
+    found = pair.call("groups_of_one", losses=losses, num_more=2, timeout_s=60)
+    assert found == [kept_by_all, [True, True, True, False, True, True, True]]
 
 
 @pytest.mark.long
@@ -95,8 +111,17 @@ def test_a_criterion_that_is_sharded_by_itself_is_kept_clean_without_a_word(pair
     assert not any("does not hold" in text for text in pair.said())
 
 
+SAID = [
+    "losses in a row were not finite",
+    "parameters that the guard's model does not hold",
+    "first parameter with such a gradient: weight",
+    "had no supervised token at all",
+]
+
+
 def test_rank_0_alone_speaks(pair):
     assert pair.call("words") == [10, 10]
+    assert pair.call("words_of_steps") == [None, None]
     first, second = pair.said()
-    assert "losses in a row were not finite" in first
-    assert "losses in a row" not in second
+    for text in SAID:
+        assert (text in first, text in second) == (True, False), text

@@ -1,4 +1,6 @@
-"""What each rank does in `test_hf_two_processes.py` and `test_trl_two_processes.py`: real trainers, tiny models.
+"""What each rank does in `test_hf_two_processes.py`, `test_hf_resume.py` and `test_trl_two_processes.py`.
+
+Real trainers, tiny models.
 
 A document's words are its own: token `1 + 8 * d + place` is in document d only. So a token tells its document wherever
 padding or packing has put it. The last token is so unlikely that it costs about 300 more than any other, and the last
@@ -9,6 +11,7 @@ import logging
 import math
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -186,6 +189,21 @@ class Clock(TrainerCallback):
         self.weights.append(flat.nan_to_num().sum().item())
 
 
+class EndedEarlyError(Exception):
+    """What ends a training before its time."""
+
+
+class EndsEarly(TrainerCallback):
+    """Ends a training at the beginning of the step after `step`."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise EndedEarlyError
+
+
 class Listener(logging.Handler):
     def __init__(self):
         super().__init__()
@@ -237,13 +255,15 @@ def train(*, out, name, kind="hf", model="llama", data="list", faults=None, atta
         attach: What `trimtab.attach` is given; None: a training without Trimtab.
         scaler: Whether it has a gradient scaler.
         more: `oracle_at`, places (step, micro) at which an oracle sees nothing, on the rank `oracle_on` or on both, and
-            `oracle_removed`; everything else is an argument of the trainer.
+            `oracle_removed`; `ends_after`, a step; `resume`, what the training is resumed from, by rank; everything
+            else is an argument of the trainer.
     """
     accelerate.state.AcceleratorState._reset_state()
     places = {tuple(place) for place in more.pop("oracle_at", ())}
     if more.pop("oracle_on", dist.get_rank()) != dist.get_rank():
         places = set()
     removed = more.pop("oracle_removed", False)
+    ends_after, resume = more.pop("ends_after", None), more.pop("resume", [None, None])
     trainer = make_trainer(
         out=out, kind=kind, model=model, data=data, faults=faults or {}, places=places, removed=removed, args=more
     )
@@ -251,6 +271,7 @@ def train(*, out, name, kind="hf", model="llama", data="list", faults=None, atta
         plant_scaler(trainer)
     clock, seen, listener = Clock(trainer), {}, Listener()
     trainer.add_callback(clock)
+    trainer.add_callback(EndsEarly(ends_after))
 
     def look(module, inputs, kwargs):
         if not module.training:
@@ -270,7 +291,8 @@ def train(*, out, name, kind="hf", model="llama", data="list", faults=None, atta
                 if "guard" in attach:
                     attach["guard"] = trimtab.GuardConfig(**attach["guard"])
                 run = trimtab.attach(trainer, **attach)
-            trainer.train()
+            with suppress(EndedEarlyError):
+                trainer.train(resume_from_checkpoint=resume[dist.get_rank()])
     finally:
         logging.getLogger("trimtab").removeHandler(listener)
         handle.remove()
@@ -295,26 +317,43 @@ def train(*, out, name, kind="hf", model="llama", data="list", faults=None, atta
     }
 
 
+def refused(**arguments):
+    """What `train` is refused with on this rank."""
+    try:
+        train(**arguments)
+    except trimtab.UsageError as error:
+        return str(error)
+    return ""
+
+
 def compare(*, found, expected):
-    """Largest difference of weights, buffers, moments and step counts between two trainings."""
+    """Largest difference of weights, buffers, moments and step counts between two trainings.
+
+    All of them are finite in both, but for the embedding of the token without a usable one, which is still NaN.
+    """
     one, other = TRAINED[found], TRAINED[expected]
     differences = []
     for part in ("weights", "buffers", "moments"):
         mine, theirs = getattr(one, part), getattr(other, part)
         assert mine.keys() == theirs.keys(), (part, mine.keys() ^ theirs.keys())
         for key, value in mine.items():
-            expected_value = theirs[key]
-            if not key.endswith(("embed_tokens.weight", "embedding.weight")):
-                assert value.isfinite().all(), key
-            # The row of the token without a usable embedding is NaN in both.
-            differences.append((value.double() - expected_value.double()).nan_to_num().abs().max().item())
+            unusable = torch.zeros_like(value, dtype=torch.bool)
+            if part == "weights" and key.endswith(("embed_tokens.weight", "embedding.weight")):
+                unusable[NAN_TOKEN] = True
+            for each in (value, theirs[key]):
+                assert each.dtype == value.dtype, key
+                assert torch.equal(each.isnan(), unusable), key
+                assert not each.isinf().any(), key
+            differences.append((value.double() - theirs[key].double())[~unusable].abs().max().item())
     return max(differences)
 
 
 def ranks_differ(*, found):
-    """Largest difference between the weights of both ranks."""
-    flat = torch.cat([value.flatten().double().nan_to_num() for value in TRAINED[found].weights.values()])
-    least, most = flat.clone(), flat.clone()
+    """Largest difference between the weights of both ranks; 1 or more where one has a NaN and the other none."""
+    flat = torch.cat([value.flatten().double() for value in TRAINED[found].weights.values()])
+    # MIN and MAX may lose a NaN, and never a number.
+    told = torch.cat([flat.nan_to_num(), flat.isnan().double()])
+    least, most = told.clone(), told.clone()
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return (most - least).max().item()

@@ -49,7 +49,8 @@ READ = textwrap.dedent("""
         except LogError as error:
             found["said"] = [str(error)]
         found["wall_s"] = time.monotonic() - began
-        found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        # Not ru_maxrss: that begins with what the process had that started this one.
+        found["peak_bytes"] = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
         print(json.dumps(found), flush=True)
 """)
 

@@ -8,7 +8,7 @@ import pytest
 import trimtab
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TEST_REFERENCE = re.compile(r"\btests/[\w/.-]+\.py(?:::\w+)*")
+TEST_REFERENCE = re.compile(r"(?:\brecipes/\w+/|\b)tests/[\w/.-]+\.py(?:::\w+)*")
 CLAIMS_HEADING = "## What is shown, and where"
 
 
@@ -58,7 +58,8 @@ def test_every_test_that_a_text_names_exists(texts, root):
     for text in texts:
         for reference in TEST_REFERENCE.findall(text.read_text(encoding="utf-8")):
             name, *inner = reference.split("::")
-            path = root / name
+            own = text.parent / name  # a recipe has tests of its own
+            path = own if own.is_file() else root / name
             if not path.is_file():
                 broken.append(f"{text}: {reference}: no such file")
                 continue

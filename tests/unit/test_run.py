@@ -114,6 +114,21 @@ def test_a_damaged_state_is_refused_before_anything_is_taken_over(tmp_path: Path
     assert json.dumps(core.state_dict()) == before
 
 
+def test_a_state_can_be_asked_about_and_nothing_is_taken_over_or_said(tmp_path: Path, said) -> None:
+    state = trained_state(tmp_path)
+    core = RunCore(HEADER, out=tmp_path, guard=GUARD)
+    before, lines = json.dumps(core.state_dict()), said()
+
+    core.check_state(state)
+    core.check_state(state | {"guard": None})
+    for wrong in ({"version": 2}, {"step": 0}, {"run_id": "../x"}, {"guard": {"version": 1}}):
+        with pytest.raises(UsageError):
+            core.check_state(state | wrong)
+
+    assert json.dumps(core.state_dict()) == before
+    assert said() == lines
+
+
 @pytest.mark.parametrize("state", [None, [], "x", {}])
 def test_what_is_no_state_is_refused(tmp_path: Path, state: Any) -> None:
     with pytest.raises(UsageError):

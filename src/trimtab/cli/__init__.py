@@ -31,8 +31,10 @@ VERBS = {
     "calibrate": _Verb("trimtab.cli.calibrate", "Replay a log under many settings of the guard, and choose one."),
     "convert": _Verb("trimtab.cli.convert", "Turn a log into a rewind.jsonl, or another tool's log into a run folder."),
     "demo": _Verb("trimtab.cli.demo", "Fine-tune a small model, poison a few rows, and see them named."),
+    "prove": _Verb("trimtab.cli.prove", "Run your own training loop under planted faults: does the guard work?"),
     "rewind": _Verb("trimtab.cli.rewind", "Name the dataset rows behind a loss spike, from the log alone."),
     "runs": _Verb("trimtab.cli.runs", "List the runs recorded on this machine."),
+    "skills": _Verb("trimtab.cli.skills", "List the tasks written for coding agents, and install them."),
 }
 """Every verb; its module holds the click command as `command`. The help page is written from here, without imports."""
 

@@ -44,7 +44,8 @@ def attach(
         guard: Settings of the guard; None: nothing is ever skipped or dropped.
         row_id: Column with the user's own ids. Integers in an iterable dataset are its row numbers; a map-style
             dataset's rows are numbered by their index, and the id is kept beside it.
-        run_id: An existing run under `out` to continue as its next attempt, or a name for a new one.
+        run_id: An existing run under `out` to continue as its next attempt, or a name for a new one. None: a training
+            that is resumed from a checkpoint continues the run that saved it, any other is a new one.
         exclude: A file that `trimtab rewind --drop-list FILE` wrote: its rows are left out of the training, as if the
             dataset never had them (of a stream whatever else has their content, too), and the others keep their
             numbers. `trainer.train_dataset` stays as it is.

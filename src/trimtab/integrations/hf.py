@@ -7,8 +7,9 @@ Everything is hooked on the one trainer that was handed over, nothing on a class
     training_step            the numbers are taken out of the batch before the model sees it
     compute_loss             token losses come out of the trainer's own cross-entropy; the guard decides
     clip_grad_norm_          the norm before clipping
-    a callback               a step begins, is about to be taken (a dropped one loses its gradients), has ended
-    train                    the end, also by an exception
+    a callback               a step begins, is about to be taken (a dropped one loses its gradients), has ended; a
+                             checkpoint was saved, and gets the run's state
+    train                    the checkpoint that is gone on from; the end, also by an exception
 
 As long as the guard leaves nothing out, data order, gradients and weights are those of the trainer without Trimtab,
 bit for bit.
@@ -20,16 +21,19 @@ import functools
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from trimtab.dataset import DatasetFacts
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
+from trimtab.integrations.hf_checkpoint import SavedState, save_state
 from trimtab.integrations.hf_data import TrainingData
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
 from trimtab.integrations.hf_tap import TrainerTap
@@ -87,6 +91,7 @@ class TrainerRun(Run):
         self._in_training_step = False
         self._has_other_data = False
         self._num_trainings = 0
+        self._saved: SavedState | None = None
         self._clip: Any = None
         self._tap: TrainerTap | None = None
         self._said_no_row_losses = False
@@ -130,7 +135,7 @@ class TrainerRun(Run):
     def load_state_dict(self, state: Mapping[str, Any]) -> NoReturn:
         """Raises `UsageError`: the Trainer resumes from checkpoints of its own."""
         raise UsageError(
-            "The Trainer resumes from checkpoints of its own: pass attach the run_id= to go on with, and call "
+            "The Trainer resumes from checkpoints of its own, in which this state is: call "
             "trainer.train(resume_from_checkpoint=...)."
         )
 
@@ -203,6 +208,7 @@ class TrainerRun(Run):
             self._training = True
             try:
                 self._look_at_data()
+                self._look_at_checkpoint(*args, **kwargs)
                 result = train(*args, **kwargs)
                 self._gate.drain()
                 return result
@@ -224,7 +230,9 @@ class TrainerRun(Run):
         if self._holds:
             check_can_hold(self._trainer)
         core = self._core
-        if self._num_trainings or (self._has_other_data and core.folder is not None):
+        # What was recorded before (an event of the user's, say) is that of a run of its own.
+        is_other = self._has_other_data or self._saved is not None
+        if self._num_trainings or (is_other and core.has_begun):
             core.close(reason="begun again")
             core = self._new_core(run_id=None)
         elif self._has_other_data:
@@ -233,6 +241,8 @@ class TrainerRun(Run):
         # By now the trainer has made its optimizer, and prepared the model for its ranks.
         self._gate = Gate(core, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks)
         self._window = TrainerWindow(self._trainer, self._gate)
+        if self._saved is not None:
+            self._saved.load(self._gate)
         self._data.record_exclusion(core)
         self._num_trainings += 1
         self._said_no_row_losses = False
@@ -258,6 +268,21 @@ class TrainerRun(Run):
         [header] = self._new_core.args
         header = self._described(header, dataset=self._data.dataset, row_id=self._row_id)
         self._new_core = functools.partial(make, header, **settings)
+
+    def _look_at_checkpoint(self, resume_from_checkpoint: Any = None, *_: Any, **__: Any) -> None:
+        """Reads what the checkpoint holds that the training is to go on from, as the trainer finds it."""
+        found = resume_from_checkpoint
+        if found is True:
+            found = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
+        self._saved = SavedState(Path(found)) if found else None  # none: the trainer says so itself
+        if self._saved is not None:
+            self._saved.check(self._core)
+
+    def _save_state(self, folder: Path) -> None:
+        """Puts the run's state into a checkpoint; waits for the device where that decides, on every rank alike."""
+        state = self.state_dict()
+        if self._trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
+            save_state(folder, state)
 
     def _remove_taps(self) -> None:
         if self._tap is not None:
@@ -367,5 +392,6 @@ class _Moments(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._run._training:
-            facts = {"folder": f"checkpoint-{state.global_step}"}
-            self._run._core.event("checkpoint", facts, step=state.global_step)
+            name = f"checkpoint-{state.global_step}"
+            self._run._core.event("checkpoint", {"folder": name}, step=state.global_step)
+            self._run._save_state(Path(self._run._trainer.args.output_dir, name))

@@ -71,9 +71,9 @@ class GuardedSteps:
         return optimizer in self._windows
 
     def is_cleared(self) -> bool:
-        """Whether optimizers are known, and nothing that they step has a gradient: then a window begins."""
-        optimizers = list(self._windows)
-        return bool(optimizers) and all(p.grad is None for optimizer in optimizers for p in parameters_of(optimizer))
+        """Whether nothing that is stepped has a gradient, as far as that is known: then a window begins."""
+        parameters = [parameter for optimizer in list(self._windows) for parameter in parameters_of(optimizer)]
+        return all(parameter.grad is None for parameter in parameters or self._model.parameters())
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, *, counts: torch.Tensor, begun: torch.Tensor, is_shared: bool = False

@@ -47,7 +47,7 @@ class Hearing:
         self._decided = decided
         self._late = late
         self._words = words
-        self._num_heard = self._num_skips_heard = 0
+        self._num_heard = self._num_judged_heard = self._num_skips_heard = 0
         self._num_counted = 0
         self._is_all_sent_for = False
         self._lockup: GuardLockupError | None = None
@@ -125,6 +125,7 @@ class Hearing:
         for micro in micros:
             self._num_heard = micro.place
             reason = VERDICT_REASONS[micro.reason]
+            self._num_judged_heard += reason != "no_tokens"
             self._num_skips_heard += reason in ("nonfinite", "spike")
             figures = judged_together(micro.loss_sum, micro.num_tokens, micro.num_nonfinite)
             try:
@@ -145,13 +146,14 @@ class Hearing:
 
     def _take_over_history(self, num_lost: int) -> None:
         """Where the device has overwritten what the host had not heard of, its history is the guard's; waits for it."""
-        num_judged, _, num_skipped = self._decided.counts.tolist()
+        place, num_kept, num_skipped = self._decided.counts.tolist()
+        num_judged = num_kept + num_skipped  # a guard counts none without tokens
         self._present_guard().take_over(
             self._rule.history(),
-            num_judged=num_judged - self._num_heard,
+            num_judged=num_judged - self._num_judged_heard,
             num_skipped=num_skipped - self._num_skips_heard,
         )
-        self._num_heard, self._num_skips_heard = num_judged, num_skipped
+        self._num_heard, self._num_judged_heard, self._num_skips_heard = place, num_judged, num_skipped
         self._words.lost(num_lost, num_held=SIZE)
 
     def _present_guard(self) -> LossGuard | PerTokenLossGuard:

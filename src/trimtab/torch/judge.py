@@ -93,14 +93,16 @@ class Judge:
 
         Raises:
             GuardLockupError: If the guard is set to raise on a lock-up, and the host decides.
-            UsageError: If another rank's guard has other settings; told at the first micro-batch.
+            UsageError: If another rank's guard has other settings or another history; told at the first micro-batch.
         """
         own = _own_figures(micro_batch, extra=extra, beyond=beyond)
         has_terms = extra is not None or beyond is not None
         if self._on_device is None:
             self._settle(own.device)
-            assert self._core.guard is not None, "a judge belongs to a run with a guard"
-            self._ranks.refuse_unlike(self._core.guard.config.saved)
+            guard = self._core.guard
+            assert guard is not None, "a judge belongs to a run with a guard"
+            # A state that one rank has loaded and another has not would make verdicts of their own, too.
+            self._ranks.refuse_unlike({**guard.config.saved, "history": guard.history.told})
         if self._on_device:
             return self._on_the_device(own, micro_batch.num_tokens, leading_row, has_terms=has_terms)
         return self._on_the_host(own, leading_row, has_terms=has_terms)

@@ -1,18 +1,18 @@
-"""`StepOutcome`: what became of one optimizer step, told without making the training thread wait."""
+"""`WindowResult` and `StepOutcome`: what became of a window and of its step, told without making training wait."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from trimtab.torch.transfer import HostNumber
 from trimtab.values import GRADIENTLESS, STEP_REASONS, StepReason
 
 
-class StepOutcome:
-    """What became of one optimizer step.
+class WindowResult:
+    """What one accumulation window came to.
 
-    Lazy in every field: reading one may wait for that step on the device, not reading it never does.
+    Lazy in every field: reading one may wait for that window on the device, not reading it never does.
     """
 
     __slots__ = ("_facts",)
@@ -21,26 +21,20 @@ class StepOutcome:
         """Holds what `Gate.end` recorded: numbers, tensors on the host, and numbers on their way to it."""
         self._facts = facts
 
+    @classmethod
+    def of(cls, outcome: WindowResult) -> Self:
+        """What of a step's outcome is known before the step is taken."""
+        return cls(outcome._facts)
+
     @property
     def reason(self) -> StepReason:
-        """Why it was stepped or not. Waits for the device where that decides, or a gradient scaler does."""
+        """Why it is stepped or not. Waits for the device where that decides, or a gradient scaler does."""
         return STEP_REASONS[int(self._facts["reason"])]
 
     @property
     def stepped(self) -> bool:
-        """Whether parameters and optimizer state moved. Waits as `reason` does."""
+        """Whether parameters and optimizer state move. Waits as `reason` does."""
         return self.reason == "stepped"
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Norm of the gradients before clipping; None where it was not measured. Waits for the device."""
-        norm = self._facts["grad_norm"]
-        return None if norm is None or self.reason in GRADIENTLESS else float(norm)
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the first parameter group. Waits where it is a tensor on a device."""
-        return float(self._facts["lr"])
 
     @property
     def loss(self) -> float:
@@ -64,6 +58,24 @@ class StepOutcome:
 
     def __repr__(self) -> str:
         """Says what has arrived: a repr in a debugger must not wait for a device."""
+        name = type(self).__name__
         if any(isinstance(fact, HostNumber) and not fact.is_ready() for fact in self._facts.values()):
-            return "StepOutcome(pending)"
-        return f"StepOutcome(reason={self.reason!r}, num_skipped_micros={self.num_skipped_micros})"
+            return f"{name}(pending)"
+        return f"{name}(reason={self.reason!r}, num_skipped_micros={self.num_skipped_micros})"
+
+
+class StepOutcome(WindowResult):
+    """What became of one optimizer step, and of the window before it; lazy likewise."""
+
+    __slots__ = ()
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the gradients before clipping; None where it was not measured. Waits for the device."""
+        norm = self._facts["grad_norm"]
+        return None if norm is None or self.reason in GRADIENTLESS else float(norm)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group. Waits where it is a tensor on a device."""
+        return float(self._facts["lr"])

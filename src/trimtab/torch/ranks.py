@@ -75,11 +75,12 @@ class Ranks:
         group = dist.group.WORLD if process_group is None else process_group
         return cls(rank=rank, world_size=world_size, group=group, records=records, device_types=device_types)
 
-    def refuse_change(self, process_group: dist.ProcessGroup | None) -> None:
+    def refuse_change(self, process_group: dist.ProcessGroup | None, *, made: str = "Run") -> None:
         """Refuses to go on alone where torch.distributed was initialised since; a look at it, no collective.
 
         Args:
             process_group: What `of` was called with.
+            made: What was made then, for the message.
 
         Raises:
             UsageError: The ranks would decide each for itself, and train apart without a word.
@@ -89,8 +90,8 @@ class Ranks:
         world_size = dist.get_world_size()
         if world_size > 1:
             raise UsageError(
-                f"The Run was made before torch.distributed was initialised, which has {world_size} ranks now: each "
-                "would decide and record for itself. Make the Run after torch.distributed.init_process_group."
+                f"The {made} was made before torch.distributed was initialised, which has {world_size} ranks now: each "
+                f"would decide and record for itself. Make the {made} after torch.distributed.init_process_group."
             )
 
     @property
@@ -143,5 +144,6 @@ class Ranks:
         if named:
             raise UsageError(
                 f"The ranks have guards with different settings; rank {self.rank} has {', '.join(named)}. Give every "
-                "rank the same GuardConfig: each decides for itself, from the same sums."
+                "rank the same GuardConfig, and load a saved state on every rank or on none: each decides for itself, "
+                "from the same sums."
             )

@@ -319,6 +319,7 @@ class Run:
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard.
         """
+        self._core.check_state(state)
         divisor = checked_divisor(state.get("divisor"))
         self._gate.load_state_dict(state)
         self._mean.divisor = divisor

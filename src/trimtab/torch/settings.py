@@ -49,8 +49,14 @@ def check_parts(*, model: object, optimizer: object) -> None:
         raise UsageError(f"optimizer must be a torch optimizer, found {type(optimizer).__name__}.")
 
 
-def check_guard(guard: object, *, model: nn.Module | None) -> None:
-    """Refuses what is no `GuardConfig`, and a guard without the model on whose parameters it acts, values and all."""
+def check_guard(guard: object, *, model: nn.Module | None, where: str = "Run") -> None:
+    """Refuses what is no `GuardConfig`, and a guard without the model on whose parameters it acts, values and all.
+
+    Args:
+        guard: The settings.
+        model: The model.
+        where: What is to be given the model, for the message.
+    """
     if guard is None:
         return
     if not isinstance(guard, GuardConfig):
@@ -60,7 +66,7 @@ def check_guard(guard: object, *, model: nn.Module | None) -> None:
     if not guard.enabled:
         return
     if model is None:
-        raise UsageError("A guard acts on the parameters: pass model= (and optimizer=) to Run.")
+        raise UsageError(f"A guard acts on the parameters: pass model= (and optimizer=) to {where}.")
     refuse_without_values(model)
 
 

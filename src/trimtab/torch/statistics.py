@@ -5,9 +5,10 @@ and its kin as if a skipped micro-batch had never been seen. Invariant: statisti
 
 A snapshot is taken before the first forward of a micro-batch and put back after a skip. A forward without gradients,
 or before the end of a window, is none of a micro-batch that comes later; one with gradients that nobody judges, between
-windows, is taken for a part of the next micro-batch. Checkpointing runs a module's forward again during backward, where
-torch's batch norm takes the batch in a second time: `settle` puts that right, before the next forward and at the end of
-the window. What else changes during forward, and what `torch.compile` hides, is named once and stays as it is.
+windows, is taken for a part of the next micro-batch. Checkpointing runs a module's forward, or the whole model's, again
+during backward, where torch's batch norm takes the batch in a second time: that belongs to the micro-batch before, and
+`settle` puts it right, before the next forward and at the end of the window. What else changes during forward, and what
+`torch.compile` hides, is named once and stays as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from trimtab.notices import warn
+from trimtab.torch.backward import backward_at_hand
 from trimtab.torch.sharding import refuse_uninitialized
 
 
@@ -122,6 +124,8 @@ class RunningStatistics:
         self._pending = True
 
     def _before_forward(self, _: nn.Module) -> None:
+        if backward_at_hand() >= 0:  # checkpointing of the whole model runs it again: no new micro-batch
+            return
         self._restore()
         self._pending = True
         self._versions = self._versions_of_others()
@@ -138,6 +142,8 @@ class RunningStatistics:
         torch._foreach_copy_(self._before, self._now)
 
     def _after_forward(self, root: nn.Module) -> None:
+        if backward_at_hand() >= 0:
+            return
         versions = self._versions_of_others()
         if root.training and versions != self._versions:
             for (name, _, _), before, after in zip(self._others, self._versions, versions, strict=True):

@@ -90,11 +90,10 @@ class TensorGuard:
         self._present_guard().quiet = self._ranks.rank > 0
 
     def _agree(self) -> None:
-        """Refuses ranks whose guards are set differently, with the first call's one collective more."""
+        """Refuses ranks whose guards are set or loaded differently, with the first call's one collective more."""
         guard = self._present_guard()
-        self._ranks.refuse_unlike(
-            {"guard": type(guard).__name__, **guard.config.saved, "history": guard.history.told}
-        )
+        self.settle()  # what a compiled graph has decided before this, each rank has heard as much of as it has
+        self._ranks.refuse_unlike({"guard": type(guard).__name__, **guard.config.saved, "history": guard.history.told})
         self._is_agreed = True
 
     def _move_to(self, device: torch.device) -> None:

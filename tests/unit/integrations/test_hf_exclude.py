@@ -166,7 +166,7 @@ def test_a_training_that_is_resumed_goes_on_without_the_rows(bench, write, tmp_p
     dataset = bench.rows()
     args = dict(num_train_epochs=2, save_strategy="steps", save_steps=3, output_dir=str(tmp_path / "out"))
     exclude = write(GONE, dataset=dataset)
-    whole = bench.train(dict(args=args), dataset=dataset, attach=dict(exclude=exclude))
+    whole = bench.train(dict(args=args), dataset=dataset, attach=dict(exclude=exclude, out=tmp_path / "whole"))
     # when
     trainer = bench.trainer(dict(args=args), dataset=dataset)
     run = trimtab.attach(trainer, exclude=exclude)

@@ -1,7 +1,9 @@
 """Which steps of an optimizer are dropped, by what was judged since its own last one."""
 
+import gc
 import logging
 import math
+import weakref
 
 import pytest
 import torch
@@ -85,3 +87,16 @@ def test_an_optimizer_of_other_parameters_is_let_be():
     _, optimizer, steps = make()
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert (steps.holds(optimizer), steps.holds(other)) == (True, False)
+
+
+def test_an_optimizer_that_has_stepped_is_let_go_with_its_moments():
+    model, optimizer, steps = make()
+    assert stepped(model, optimizer, steps, since_begin=counts(1, 1, 0))
+    gone = weakref.ref(optimizer)
+
+    del optimizer
+    gc.collect()
+
+    assert gone() is None
+    # and the next one begins anew
+    assert stepped(model, torch.optim.SGD(model.parameters(), lr=1.0), steps, since_begin=counts(2, 2, 0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trimtab.errors import GuardLockupError
-from trimtab.guard import GuardConfig, LossGuard
+from trimtab.guard import GuardConfig, LossGuard, PerTokenLossGuard
 from trimtab.guard.words import GuardWords
 from trimtab.torch.decided import SIZE, Decided
 from trimtab.torch.device_rule import DeviceRule
@@ -35,11 +35,15 @@ class Device:
             words=GuardWords(rank=0),
         )
 
-    def decide(self, losses: list[float], *, is_counted: bool = True, reason: str | None = None) -> None:
+    def decide(self, losses: list[float | None], *, is_counted: bool = True, reason: str | None = None) -> None:
+        """One micro-batch of one token for each loss, without a token for None."""
         for loss in losses:
             if is_counted:
                 self.hearing.count()
-            shown = [0.0 if math.isnan(loss) else loss, 1.0, float(math.isnan(loss))]
+            if loss is None:
+                shown = [0.0, 0.0, 0.0]
+            else:
+                shown = [0.0 if math.isnan(loss) else loss, 1.0, float(math.isnan(loss))]
             figures = torch.tensor(shown, dtype=torch.float64)
             ruling = self.rule.decide(*figures)
             told = ruling.reason if reason is None else torch.tensor(VERDICT_REASONS.index(reason))
@@ -110,6 +114,32 @@ def test_what_was_overwritten_is_counted_and_its_history_taken_over(caplog: pyte
     device.decide([1.0, 9.0])
     device.hearing.settle()
     assert (device.guard.num_judged, device.guard.num_skipped) == (1202, expected.num_skipped + 1)
+
+
+MIXED = [1.0, 1.0, None, 1.0, 9.0, None, math.nan, 1.0]
+"""Of eight six are judged, and of these two skipped."""
+
+
+@pytest.mark.parametrize("heard", [0, 4, 8, 16], ids=lambda heard: f"{heard} heard")
+def test_what_is_counted_over_several_overflows_are_losses_and_skips_and_not_those_without_tokens(heard: int) -> None:
+    # given
+    device, guard = Device(), PerTokenLossGuard.from_config(CONFIG)
+    of_both = MIXED * 2
+    # when: what is heard of as ever, more than the device holds twice over, and again what is heard of
+    for losses, is_counted in [
+        (of_both[:heard], True),
+        (of_both[heard:] + MIXED * 200, False),
+        (MIXED * 150, False),
+        (MIXED, True),
+    ]:
+        device.decide(losses, is_counted=is_counted)
+        device.hearing.settle()
+    # then
+    for loss in of_both + MIXED * 351:
+        guard.check(0.0 if loss is None else loss, 0 if loss is None else 1)
+    assert device.guard.history == guard.history
+    assert (guard.num_judged, guard.num_skipped) == (353 * 6, 353 * 2)
+    assert (device.guard.num_judged, device.guard.num_skipped) == (353 * 6, 353 * 2)
 
 
 def test_settling_leaves_nothing_to_be_heard_twice() -> None:

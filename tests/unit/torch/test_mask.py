@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import UsageError
 from trimtab.torch.backward import backward_at_hand, when_backward_ends
 from trimtab.torch.mask import GradientMask
 
-DECIDERS = pytest.mark.parametrize("decide", ["host", "device"])
+DECIDED_BY = ["host", "device"]
+DECIDERS = pytest.mark.parametrize("decide", DECIDED_BY)
 KINDS = ["finite spike", "infinite derivative", "nan activation", "no tokens"]
 
 
@@ -160,6 +162,46 @@ def test_an_opened_mask_lets_a_foreign_backward_through():
     assert weight.grad.tolist() == [1.0, 1.0]
 
 
+def test_a_verdict_of_a_compiled_graph_ends_where_one_is_bound_outside_of_it():
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    mask.set(torch.tensor(False))
+
+    mask.bind(weight.sum(), True)
+    (weight * 3).sum().backward()
+
+    assert weight.grad.tolist() == [3.0, 3.0]
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied into an existing tensor: where from, its value, and where to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, bool, str]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            to, source = args[:2]
+            self.found.append((source.device.type, source.item(), to.device.type))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_verdict_reaches_a_device_that_is_first_met_after_it(counts):
+    """On meta nothing has a value: that the right one is copied there is all that can be seen."""
+    here, there = nn.Parameter(torch.ones(2)), torch.ones(2, device="meta")
+    mask = GradientMask(None, parameters=lambda: [here])
+    mask.hook()
+    mask.set(torch.tensor(counts))
+
+    with Copies() as copies:
+        mask.kept(there)
+
+    assert copies.found == [("cpu", counts, "meta")]
+
+
 def test_the_verdict_is_copied_so_that_its_owner_may_change_it():
     weight = nn.Parameter(torch.ones(2))
     mask = GradientMask(None, parameters=lambda: [weight])
@@ -296,6 +338,19 @@ def test_one_backward_for_losses_of_different_verdicts_is_refused(verdicts):
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("verdicts", [(True, False), (torch.tensor(False), torch.tensor(False))], ids=DECIDED_BY)
+def test_after_a_backward_that_was_refused_one_of_your_own_has_its_gradients(verdicts):
+    weight = nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    with pytest.raises(UsageError):
+        sum(mask.bind(weight.sum(), counts) for counts in verdicts).backward()
+
+    weight.sum().backward()
+
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
 def test_a_kept_gradient_where_a_skip_has_left_zeros_is_not_lifted_with_them():
     weight = nn.Parameter(torch.ones(2))
     mask = GradientMask(None, parameters=lambda: [weight], alone=True)
@@ -335,6 +390,49 @@ def test_a_loss_that_is_also_differentiated_by_something_else_is_not_told(decide
     loss.backward()
     mask.open()
 
+    assert not caplog.messages
+
+
+@DECIDERS
+def test_a_guarded_loss_of_another_model_is_told_also_after_one_of_this(decide, caplog):
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+
+    for parameter in (weight, other):
+        mask.bind(parameter.sum(), says(False, decide)).backward()
+        assert not caplog.messages
+    mask.open()
+
+    (line,) = caplog.messages
+    assert "reached no parameter of the guarded model" in line
+
+
+class FirstOnly(torch.autograd.Function):
+    """Two tensors as they are, as DDP hands them through: what no loss is made of gets no gradient, and not a zero."""
+
+    @staticmethod
+    def forward(ctx, one, other):
+        ctx.set_materialize_grads(False)
+        return one.clone(), other.clone()
+
+    @staticmethod
+    def backward(ctx, one, other):
+        return one, other
+
+
+@DECIDERS
+def test_a_loss_that_reaches_the_model_without_any_gradient_is_not_told(decide, caplog):
+    """A model all of whose trained parameters the loss leaves out this time: backward has come by."""
+    inputs, weight = torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2))
+    mask = GradientMask(None, parameters=lambda: [weight])
+    mask.hook()
+    used, _ = FirstOnly.apply(inputs, weight)
+
+    mask.bind(used.sum(), says(False, decide)).backward()
+    mask.open()
+
+    assert weight.grad is None
     assert not caplog.messages
 
 

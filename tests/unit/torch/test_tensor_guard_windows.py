@@ -1,16 +1,18 @@
 """`loss = guard(loss)`: what belongs to an optimizer's window, and which parameters a skip keeps clean."""
 
 import copy
+import gc
 import math
 import pickle
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from trimtab import GuardConfig, LossGuard, PerTokenLossGuard, TrimtabWarning, UsageError
+from trimtab import GuardConfig, GuardLockupError, LossGuard, PerTokenLossGuard, TrimtabWarning, UsageError
 
 BATCH = torch.ones(2, 3)
 OPTIMIZERS = {
@@ -57,10 +59,14 @@ def skip_whole(guard, model, optimizer, scale=lambda loss: loss, step=lambda opt
 # A window that is skipped whole takes no step, whatever its optimizer has not been told of before.
 
 
+@pytest.mark.parametrize("is_old_gone", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_first_window_of_an_optimizer_that_comes_later_is_dropped_too(model, name):
-    guard = LossGuard(multiplier=3.0, model=model)
-    train(guard, model, torch.optim.SGD(model.parameters(), lr=0.001))
+def test_the_first_window_of_an_optimizer_that_comes_later_is_dropped_too(model, name, is_old_gone):
+    guard, old = LossGuard(multiplier=3.0, model=model), torch.optim.SGD(model.parameters(), lr=0.001)
+    train(guard, model, old)
+    if is_old_gone:
+        del old
+        gc.collect()
 
     skip_whole(guard, model, OPTIMIZERS[name](model.parameters()))
 
@@ -329,6 +335,44 @@ def test_a_graph_of_any_depth_is_looked_behind_without_harm():
 
 
 # What it is made of.
+
+
+def test_a_lock_up_is_heard_of_where_no_optimizer_steps(model):
+    guard = LossGuard(multiplier=3.0, max_consecutive_skips=2, on_lockup="raise", model=model)
+    for _ in range(4):
+        guard(loss_of(model))
+
+    # A copy is sent for before the device overwrites anything, of which it holds 1,024.
+    with pytest.raises(GuardLockupError, match="2 losses in a row were skipped"):
+        call_repeatedly(guard, loss_of(model, 100.0), num_calls=1_000)
+
+
+def call_repeatedly(guard, loss, *, num_calls):
+    for _ in range(num_calls):
+        guard(loss)
+
+
+def test_no_forward_hook_outlives_the_guard_of_a_model_with_running_statistics(model):
+    normed = nn.Sequential(model, nn.BatchNorm1d(1))
+    guard, optimizer = LossGuard(multiplier=3.0, model=normed), torch.optim.SGD(normed.parameters(), lr=0.1)
+    train(guard, normed, optimizer, num_windows=1)
+    assert normed._forward_pre_hooks
+    assert normed._forward_hooks
+
+    del guard
+
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in normed.modules())
+
+
+def test_an_optimizer_that_stepped_beside_a_guard_is_let_go(model):
+    guard, optimizer = LossGuard(multiplier=3.0, model=model), OPTIMIZERS["AdamW"](model.parameters())
+    train(guard, model, optimizer)
+    gone = weakref.ref(optimizer)
+
+    del optimizer
+    gc.collect()
+
+    assert gone() is None
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

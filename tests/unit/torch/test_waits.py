@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab import GuardConfig, Run
+from trimtab import GuardConfig, LossKit, Run, TokenNormedLossKit
 
 WAITING = {
     torch.ops.aten._local_scalar_dense.default,
@@ -88,3 +88,50 @@ def test_with_a_guard_one_norm_is_read_a_step(tmp_path):
         run.step()
     run.close()
     assert reads.num_reads == 1
+
+
+KITS = [LossKit, TokenNormedLossKit]
+
+
+def window_of(kit, model, num_tokens):
+    for _ in range(2):
+        loss = losses_of("samples", model)["losses"].sum()
+        counted = () if isinstance(kit, LossKit) else (num_tokens,)
+        kit.guard_loss(loss, *counted)
+        (kit.accumulate if isinstance(kit, LossKit) else kit.accumulate_microbatch)(loss, *counted).backward()
+    return kit.finish_window(model.parameters())
+
+
+@pytest.mark.parametrize("made", KITS)
+@pytest.mark.parametrize("num_tokens", [2, torch.tensor(2)], ids=["a number", "a tensor"])
+def test_a_window_of_a_kit_without_a_guard_reads_nothing(made, num_tokens):
+    model = nn.Linear(4, 1)
+    kit = made(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    with HostReads() as reads:
+        result = window_of(kit, model, num_tokens)
+    assert reads.num_reads == 0
+    assert result.loss > 0
+
+
+@pytest.mark.parametrize("made", KITS)
+def test_with_a_guard_a_kit_reads_one_norm_a_window_beside_the_figures(made):
+    model = nn.Linear(4, 1)
+    kit = made(model)
+    kit.build_loss_guard({"loss_spike_skip_multiplier": 3.0})
+    with HostReads() as reads:  # the figures of a micro-batch come as one list, which is no such operation on a CPU
+        window_of(kit, model, 2)
+    assert reads.num_reads == 1
+
+
+@pytest.mark.parametrize("made", KITS)
+def test_the_sums_of_a_kit_stay_on_the_device_of_the_loss(made):
+    # given: a device that holds no values, so that whoever looked at one would fail
+    kit = made()
+    parameter = nn.Parameter(torch.ones(3, device="meta"))
+    # when
+    counted = () if made is LossKit else (3,)
+    (kit.accumulate if made is LossKit else kit.accumulate_microbatch)(parameter.sum(), *counted).backward()
+    # then
+    assert kit._mean.num_tokens.device.type == kit._mean.reported_loss(kit._gate.core.window).device.type == "meta"
+    factor = kit._mean.factor(kit._gate.core.window, is_judged=False)
+    assert factor is None if made is LossKit else factor.device.type == "meta"

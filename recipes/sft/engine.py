@@ -1,0 +1,211 @@
+"""The engine: it owns forward, backward, clipping and step; Trimtab's kit is the middle of it.
+
+In go micro-batches, `accumulation` of them a step on each rank; out comes a model whose every update is the gradient of
+the mean loss over the supervised tokens of the whole window, on all ranks. Where the stage sets
+`optim.loss_spike_skip_multiplier`, an anomalous micro-batch contributes nothing to it: `guard_loss` judges the loss,
+and backward runs all the same, on every rank. Works alone, and under torch.distributed with DDP.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import trimtab
+from recipes.sft.config import ModelConfig, StageConfig, read_stage
+from recipes.sft.data import IGNORED, Batch, MicroBatches
+from recipes.sft.model import ByteModel
+
+if TYPE_CHECKING:
+    from trimtab.proof import Loop
+
+
+class Engine:
+    """One stage of training; the calls of a step, in their order:
+
+    for batch in window:                       # `accumulation` of them
+        engine.backward_step(*engine.forward_step(batch))
+    result = engine.optimizer_step()
+
+    Attributes:
+        config: The stage.
+        model: What a forward calls: the module itself, or DDP around it.
+        optimizer: AdamW, once it is prepared.
+        scheduler: Warm-up, then a cosine to zero, once it is prepared.
+        step: Windows that are behind, stepped or dropped: the schedule's clock.
+        num_skipped: Micro-batches that the guard has left out so far, those of the window now open not counted.
+    """
+
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+
+    def __init__(self, config: StageConfig, module: nn.Module) -> None:
+        """Takes the model; under torch.distributed, which must be initialised by now, wraps it in DDP.
+
+        Args:
+            config: The stage.
+            module: The bare model, on the device that it is trained on.
+        """
+        self.config = config
+        self.model = DistributedDataParallel(module) if is_distributed() else module
+        self.step = 0
+        self.num_skipped = 0
+        self._module = module
+        self._device = next(module.parameters()).device
+        self._num_micros = 0
+
+    def prepare_optimizer(self, *, guarded: bool = True) -> None:
+        """Makes optimizer, scheduler, kit and guard; once, after the model has its weights.
+
+        Args:
+            guarded: False: no guard is even built. `trimtab prove` compares with that; a stage that wants none leaves
+                the multiplier out.
+        """
+        optim = self.config.optim
+        self.optimizer = torch.optim.AdamW(self._module.parameters(), lr=optim.lr, weight_decay=optim.weight_decay)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._part_of_lr)
+        self._kit = trimtab.TokenNormedLossKit(self.model, optimizer=self.optimizer)
+        if guarded:
+            self._kit.build_loss_guard(optim)
+
+    def forward_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of one micro-batch.
+
+        Args:
+            batch: `input_ids` and `labels`, (B, T) each.
+
+        Returns:
+            Sum of the losses over the supervised tokens, 0-d float32 with a graph; how many those are, 0-d int64.
+        """
+        with self._sync_if_last():
+            logits = self.model(batch["input_ids"].to(self._device))
+        predictions = logits[:, :-1].flatten(0, 1).float()
+        labels = batch["labels"].to(self._device)[:, 1:].flatten()
+        loss_sum = F.cross_entropy(predictions, labels, ignore_index=IGNORED, reduction="sum")
+        return loss_sum, (labels != IGNORED).sum()
+
+    def backward_step(self, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> bool:
+        """Judges the micro-batch, then backward; what is skipped goes backward as well, and leaves nothing behind.
+
+        Args:
+            loss_sum: As `forward_step` gave it.
+            num_tokens: As `forward_step` gave it.
+
+        Returns:
+            Whether the micro-batch takes part in the update; the same on every rank.
+        """
+        kept = self._kit.guard_loss(loss_sum, num_tokens)
+        loss = self._kit.accumulate_microbatch(loss_sum, num_tokens)
+        with self._sync_if_last():
+            loss.backward()
+        self._num_micros += 1
+        return kept
+
+    def optimizer_step(self) -> trimtab.WindowResult:
+        """Closes the window: scales the gradients, clips, steps, advances the schedule, clears.
+
+        Returns:
+            What became of the window. Reading its `loss` waits for the device.
+
+        Raises:
+            RuntimeError: The window is not full; under DDP its gradients would not be summed yet.
+        """
+        if self._num_micros != self.config.accumulation:
+            raise RuntimeError(
+                f"optimizer_step came after {self._num_micros} of {self.config.accumulation} micro-batches of step "
+                f"{self.step}; call forward_step and backward_step for each of them first."
+            )
+        parameters = list(self._module.parameters())
+        result = self._kit.finish_window(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.max_grad_norm)
+        self.optimizer.step()  # a window that was skipped whole leaves no gradients, and nothing moves
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        self._num_micros = 0
+        self.step += 1
+        self.num_skipped += result.num_skipped_micros
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how training goes on, for `torch.save`; between two steps, the same on every rank."""
+        return {
+            "stage": self.config.stage,
+            "step": self.step,
+            "num_skipped": self.num_skipped,
+            "model": self._module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "kit": self._kit.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; after `prepare_optimizer`, on every rank."""
+        self._module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self._kit.load_state_dict(state["kit"])
+        self.step, self.num_skipped = state["step"], state["num_skipped"]
+
+    def _sync_if_last(self) -> AbstractContextManager[None]:
+        """Gradients are summed over the ranks in the window's last backward, for all of its micro-batches."""
+        is_last = self._num_micros == self.config.accumulation - 1
+        if isinstance(self.model, DistributedDataParallel) and not is_last:
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _part_of_lr(self, step: int) -> float:
+        """What part of the peak rate a step has."""
+        warmup = self.config.optim.warmup_steps
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        progress = min(1.0, (step - warmup) / max(1, self.config.num_steps - warmup))
+        return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def is_distributed() -> bool:
+    """Whether several ranks train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This process and how many there are; (0, 1) alone."""
+    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+
+
+def build(guard: trimtab.GuardConfig | None) -> Loop:
+    """The stage `sft` at a small size, for `trimtab prove recipes.sft.engine:build`.
+
+    Args:
+        guard: Its settings; None: a loop in which no guard is built.
+    """
+    from trimtab.proof import Loop  # here, so that training does not load the prover
+
+    sft = read_stage("sft")
+    config = replace(
+        sft,
+        accumulation=3,
+        data=replace(sft.data, package="email", batch_size=2),
+        model=ModelConfig(dim=16, num_layers=1, num_heads=2, max_tokens=160),
+        optim=replace(
+            sft.optim,
+            loss_spike_skip_multiplier=None if guard is None else guard.multiplier,
+            loss_spike_skip_window_size=None if guard is None else guard.window_size,
+            loss_spike_skip_min_history=None if guard is None else guard.min_history,
+        ),
+    )
+    engine = Engine(config, ByteModel(config.model))
+    engine.prepare_optimizer(guarded=guard is not None)
+    rank, world_size = rank_and_world_size()
+    batches = MicroBatches(
+        config.data, max_tokens=config.model.max_tokens, seed=config.seed, rank=rank, world_size=world_size
+    )
+    windows = [[batches[config.accumulation * window + micro] for micro in range(3)] for window in range(6)]
+    return Loop.of_engine(engine, windows=windows)

@@ -1,0 +1,165 @@
+"""`Case`: one thing that is to be shown of a loop, and the trials that show it.
+
+Enters: for how many processes. Leaves: cases, and of each the trials under a guard, the oracles, and the trials that
+tell one mistake from another. All are data: the same trial asked for twice is equal, so that it need run once only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from trimtab.proof.faults import FAULTS, FAULTY_WINDOW, FINITE_SPIKE, PLACES, Fault, Place, Plant
+from trimtab.proof.trial import GuardSetting, Trial
+
+HEALTHY = Trial(guard="none")
+"""The loop as it is without any guard."""
+
+LARGER = 10.0
+"""How much larger a spike is in the trial that shows whether its size matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is shown: one fault at one place on some ranks, or that a guard changes nothing where there is none.
+
+    Attributes:
+        guard: What the loop is built with.
+        fault: Name of the fault; None: nothing is planted.
+        place: Of the micro-batches that have it; None with `fault`.
+        processes: 1 or 2.
+        ranks: Those on which it is planted.
+    """
+
+    guard: GuardSetting
+    processes: int
+    fault: str | None = None
+    place: Place | None = None
+    ranks: tuple[int, ...] = (0,)
+
+    @property
+    def name(self) -> str:
+        """What reports and tests call it; unlike any other's."""
+        if self.fault is None:
+            what = f"guard {self.guard}, no fault"
+        else:
+            where = "all micro-batches" if self.place == "all" else f"{self.place} micro-batch"
+            what = f"{self.fault}, {where}"
+        if self.processes == 1:
+            return what
+        if self.fault is None:
+            return f"{what}, {self.processes} processes"
+        who = f"{self.processes} ranks" if self.is_on_all_ranks else f"rank {self.ranks[0]} of {self.processes}"
+        return f"{what}, {who}"
+
+    @property
+    def is_on_all_ranks(self) -> bool:
+        """Whether every rank has the fault."""
+        return len(self.ranks) == self.processes
+
+    @property
+    def every_rank(self) -> tuple[int, ...]:
+        """All ranks of the trial."""
+        return tuple(range(self.processes))
+
+    @property
+    def planted(self) -> Fault:
+        """The fault; only of a case that has one."""
+        assert self.fault is not None, "nothing is planted in this case"
+        return FAULTS[self.fault]
+
+    @property
+    def plant(self) -> Plant:
+        """What is planted in the faulty window; only of a case with a fault."""
+        assert self.place is not None, "nothing is planted in this case"
+        return Plant(window=FAULTY_WINDOW, place=self.place, ranks=self.ranks, fault=self.fault)
+
+    @property
+    def follow_up(self) -> Plant | None:
+        """The finite spike in the window after a fault that would make a guard blind."""
+        if not self.planted.blinds:
+            return None
+        return Plant(window=FAULTY_WINDOW + 1, place="first", ranks=self.ranks, fault=FINITE_SPIKE)
+
+    def with_fault(self, *, guard: GuardSetting, size: float = 1.0) -> Trial:
+        """The loop with everything planted, and nothing of the prover's beside."""
+        return Trial(guard=guard, plants=self._with_follow_up(replace(self.plant, size=size)))
+
+    def without_loss(self, *, dropped: bool = True, ranks: tuple[int, ...] | None = None) -> Trial:
+        """The oracle: the loop without a guard, on healthy data, whose update never sees the chosen micro-batches.
+
+        Args:
+            dropped: Whether the step of a window that is left out whole is dropped, as it must be.
+            ranks: Ranks on which they are left out; None: all, for a skip is one on every rank.
+        """
+        everywhere = self.every_rank if ranks is None else ranks
+        drops = dropped and self.place == "all"
+        plant = replace(self.plant, ranks=everywhere, fault=None, left_out=True, dropped=drops)
+        return Trial(guard="none", plants=self._with_follow_up(plant, left_out_on=everywhere))
+
+    def with_blind_guard(self) -> Trial:
+        """The oracle of a guard that skipped the fault and was blind to the spike after it."""
+        follow_up = self.follow_up
+        assert follow_up is not None, "nothing follows this fault"
+        plant = replace(self.plant, ranks=self.every_rank, fault=None, left_out=True, dropped=self.place == "all")
+        return Trial(guard="none", plants=(plant, follow_up))
+
+    def with_term_kept(self, term: str) -> Trial:
+        """The loop with the fault and without a guard, whose update sees one tensor of the model's output only."""
+        plants = [replace(self.plant, left_out=True, but_for=term)]
+        others = tuple(rank for rank in self.every_rank if rank not in self.ranks)
+        if others:
+            plants.append(replace(plants[0], ranks=others, fault=None))
+        return Trial(guard="none", plants=tuple(plants))
+
+    def without_tokens(self) -> Iterator[Trial]:
+        """The oracles of a micro-batch without supervised tokens, the best first: one is right if it is finite.
+
+        It is kept and adds nothing. Where the loop's loss of no tokens is not finite (0 / 0), it adds nothing because
+        it is left out: by a guard that is told the tokens on the ranks that have none, by one that is not on all.
+        """
+        is_empty = self.place == "all" and self.is_on_all_ranks
+        plant = replace(self.plant, dropped=is_empty)
+        yield Trial(guard="none", plants=(plant,))
+        plant = replace(plant, left_out=True)
+        yield Trial(guard="none", plants=(plant,))
+        others = tuple(rank for rank in self.every_rank if rank not in self.ranks)
+        if others:
+            drops = self.place == "all"
+            plants = (replace(plant, dropped=drops), replace(plant, ranks=others, fault=None, dropped=drops))
+            yield Trial(guard="none", plants=plants)
+
+    def under(self, fault: str, *, place: Place | None = None) -> Case:
+        """The same ranks with another fault.
+
+        Args:
+            fault: Its name.
+            place: None: the same one.
+        """
+        return replace(self, fault=fault, place=place if place is not None else self.place)
+
+    def _with_follow_up(self, plant: Plant, *, left_out_on: tuple[int, ...] | None = None) -> tuple[Plant, ...]:
+        follow_up = self.follow_up
+        if follow_up is None:
+            return (plant,)
+        if left_out_on is not None:
+            follow_up = replace(follow_up, ranks=left_out_on, fault=None, left_out=True)
+        return (plant, follow_up)
+
+
+def cases_of(processes: int) -> list[Case]:
+    """All cases for a number of processes.
+
+    Args:
+        processes: 1, or 2: then each fault is planted on the last rank alone, and on all.
+    """
+    cases = [Case(guard="off", processes=processes), Case(guard="on", processes=processes)]
+    every_rank = tuple(range(processes))
+    hit = [every_rank] if processes == 1 else [every_rank[-1:], every_rank]
+    cases += [
+        Case(guard="on", processes=processes, fault=fault, place=place, ranks=ranks)
+        for ranks in hit
+        for fault in FAULTS
+        for place in PLACES
+    ]
+    return cases

@@ -1,0 +1,329 @@
+"""What is checked of a case: trials are run, their outcomes compared, and a `CaseResult` goes out.
+
+Enters: a case, and a way to run its trials. Leaves: proven, failed with the two numbers that differ, or not applicable.
+Invariants: a check that fails names what was found and what was expected; a case is proven only if every check that
+applies to it was made.
+
+    case -> trials -> evidence -> the checks, in the order of CHECKS -> the first that fails -> name_mistake
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from trimtab.errors import UsageError
+from trimtab.proof.cases import HEALTHY, LARGER, Case
+from trimtab.proof.comparison import distance, largest_gap, norm
+from trimtab.proof.evidence import Evidence, Failed, Named, Run
+from trimtab.proof.factory import last_line
+from trimtab.proof.faults import FAULTY_WINDOW, FINITE_SPIKE
+from trimtab.proof.mistakes import MISTAKES, mistake_of_error, name_mistake
+from trimtab.proof.trial import Outcome, Trial
+from trimtab.proven import CaseOutcome, CaseResult
+
+_WINDOW: Final = FAULTY_WINDOW + 1
+"""The faulty window as people count; also the place of the state after it among snapshots, the first of which is the
+state before any."""
+
+
+class _NotApplicableError(Exception):
+    """The case cannot be made with this loop; says why."""
+
+
+class _GuardedLoopError(Exception):
+    """The loop under a guard did not come to its end; the cause says why."""
+
+
+def judge(case: Case, run: Run) -> CaseResult:
+    """Runs the trials that a case needs, and says what they show.
+
+    Args:
+        case: What is to be shown.
+        run: Runs a trial on as many processes as the case has, and gives the outcome of each rank; it may answer from
+            memory what it was asked before. What it raises about a loop under a guard, or without tokens, becomes the
+            result.
+
+    Raises:
+        UsageError: The loop without a guard is not finite on healthy data.
+        Exception: What `run` raises about it: such a loop cannot be proven.
+    """
+    if not all(outcome.is_finite for outcome in run(HEALTHY)):
+        raise UsageError(
+            "Without a guard and on healthy data the loop's parameters or moments are not finite: nothing can be "
+            "compared. Make the loop train, at small size, before it is proven."
+        )
+    try:
+        evidence = _gather(case, run)
+        failed = first_failure(evidence)
+    except _NotApplicableError as reason:
+        return _result(case, "not_applicable", text=str(reason))
+    except _GuardedLoopError as broken:
+        return _not_through(case, broken.__cause__)
+    if failed is None:
+        return _result(case, "proven", text=_how_near(evidence))
+    named = name_mistake(evidence, failed)
+    if named is None or named.mistake is None:
+        return _result(case, "failed", check=failed.check, numbers=failed, text=f"{failed.text}.")
+    mistake = MISTAKES[named.mistake]
+    text = f"{mistake.what}: {named.text}. {mistake.remedy[0].upper()}{mistake.remedy[1:]}."
+    return _result(case, "failed", check=failed.check, numbers=named, mistake=named.mistake, text=text)
+
+
+def first_failure(evidence: Evidence) -> Failed | None:
+    """The first check that fails; None where the case is proven."""
+    checks = HEALTHY_CHECKS if evidence.case.fault is None else CHECKS
+    return next((failed for check in checks if (failed := check(evidence)) is not None), None)
+
+
+# Trials.
+
+
+def _gather(case: Case, run: Run) -> Evidence:
+    """The case's trials: first the oracles, then the one under the guard."""
+    oracles = _oracles(case, run)
+    found = _guarded(case.with_fault(guard=case.guard) if case.fault is not None else Trial(guard=case.guard), run)
+
+    def fails_as(other: Case) -> Named | None:
+        try:
+            evidence = _gather(other, run)
+            failed = first_failure(evidence)
+        except (_NotApplicableError, _GuardedLoopError) as error:
+            return Named(None, math.nan, 0.0, str(error))
+        if failed is None:
+            return None
+        return name_mistake(evidence, failed) or Named(None, failed.found, failed.expected, failed.text)
+
+    oracle = min(oracles, key=lambda oracle: _length(found, oracle))
+    return Evidence(case=case, found=found, oracle=oracle, run=run, fails_as=fails_as)
+
+
+def _guarded(trial: Trial, run: Run) -> Sequence[Outcome]:
+    try:
+        return run(trial)
+    except Exception as error:
+        raise _GuardedLoopError(last_line(error)) from error
+
+
+def _oracles(case: Case, run: Run) -> list[Sequence[Outcome]]:
+    if case.fault is None:
+        return [run(HEALTHY)]
+    if not case.planted.takes_tokens:
+        return [run(case.without_loss())]
+    oracles = []
+    for trial in case.without_tokens():
+        try:
+            outcomes = run(trial)
+        except Exception as error:
+            raise _NotApplicableError(f"the loop itself, without a guard, fails on it: {last_line(error)}") from error
+        if outcomes[0].not_applicable:
+            raise _NotApplicableError(outcomes[0].not_applicable)
+        if all(outcome.is_finite for outcome in outcomes):
+            oracles.append(outcomes)
+    if not oracles:
+        raise _NotApplicableError("the loop itself, without a guard, is not finite on it, whatever is left out")
+    return oracles
+
+
+def _length(found: Sequence[Outcome], oracle: Sequence[Outcome]) -> float:
+    length = distance(found, oracle, window=-1, since=FAULTY_WINDOW).parameters
+    return math.inf if math.isnan(length) else length
+
+
+# Checks. Each gives what failed, or None.
+
+
+def _finite(evidence: Evidence) -> Failed | None:
+    for outcome in evidence.found:
+        for place, snapshot in enumerate(outcome.snapshots):
+            if snapshot.is_finite:
+                continue
+            num_bad = int((~np.isfinite(snapshot.parameters)).sum() + (~np.isfinite(snapshot.moments)).sum())
+            text = f"{num_bad} numbers of parameters and moments are not finite after window {place}, expected 0"
+            return Failed("all finite", float(num_bad), 0.0, text + _of_rank(evidence, outcome))
+    return None
+
+
+def _ranks_alike(evidence: Evidence) -> Failed | None:
+    first, *others = evidence.found
+    if any(not _alike(evidence.oracle[0], oracle) for oracle in evidence.oracle[1:]) or first.end.is_sharded:
+        return None  # ranks that hold parts, or that train apart without a guard, have nothing in common
+    for outcome in others:
+        for place, (ours, theirs) in enumerate(zip(first.snapshots, outcome.snapshots, strict=True)):
+            if ours.digest != theirs.digest:
+                gap = largest_gap(ours.parameters, theirs.parameters)
+                text = (
+                    f"after window {place} the parameters of ranks {first.rank} and {outcome.rank} differ by up to "
+                    f"{gap:.3e}, expected 0"
+                )
+                return Failed("ranks alike", gap, 0.0, text)
+    return None
+
+
+def _alike(first: Outcome, second: Outcome) -> bool:
+    return [one.digest for one in first.snapshots] == [one.digest for one in second.snapshots]
+
+
+def _counted(evidence: Evidence) -> Failed | None:
+    case, planted = evidence.case, evidence.num_planted
+    # Without tokens it is kept; by a guard of scalar losses, which sees 0 / 0, skipped.
+    allowed = {0, planted} if case.fault is not None and case.planted.takes_tokens else {planted}
+    wrong = [(outcome, count) for outcome, count in evidence.counted if count not in allowed]
+    if not wrong and len({count for _, count in evidence.counted}) <= 1:
+        return None
+    outcome, count = wrong[0] if wrong else evidence.counted[-1]
+    text = f"the guard says it skipped {count} micro-batches, expected {planted}" + _of_rank(evidence, outcome)
+    return Failed("skips counted", float(count), float(planted), text)
+
+
+def _unmoved(evidence: Evidence) -> Failed | None:
+    case = evidence.case
+    if case.place != "all" or (case.planted.takes_tokens and not case.is_on_all_ranks):
+        return None
+    for outcome in evidence.found:
+        before, after = outcome.snapshots[FAULTY_WINDOW], outcome.snapshots[_WINDOW]
+        if before.digest != after.digest:
+            length = norm(after.parameters - before.parameters)
+            text = f"window {_WINDOW}, in which nothing counts, moved the parameters by {length:.3e}, expected 0"
+            return Failed("skipped window moves nothing", length, 0.0, text + _of_rank(evidence, outcome))
+    return None
+
+
+def _like_oracle(evidence: Evidence) -> Failed | None:
+    for window in range(FAULTY_WINDOW, len(evidence.oracle[0].num_micros)):
+        apart = evidence.apart(evidence.oracle, window=window)
+        if not apart.is_near:
+            text = (
+                f"after window {window + 1} the parameters are {apart.parameters:.3e} from those of the training that "
+                f"never saw the fault (2-norm; it moved by {apart.move:.3e} since window {FAULTY_WINDOW}), expected 0"
+            )
+            return Failed("same as the oracle", apart.parameters, 0.0, text)
+    return None
+
+
+def _reported(evidence: Evidence) -> Failed | None:
+    case = evidence.case
+    if case.place != "all":
+        for outcome in evidence.found:
+            for window, loss in enumerate(outcome.losses):
+                if loss is not None and not math.isfinite(loss):
+                    text = f"the reported loss of window {window + 1} is {loss}, expected a finite one"
+                    return Failed("reported loss", loss, 0.0, text + _of_rank(evidence, outcome))
+    if case.fault != FINITE_SPIKE:
+        return None
+    larger = _guarded(case.with_fault(guard=case.guard, size=LARGER), evidence.run)
+    return _losses_apart(evidence, larger, what=f"under a fault {LARGER:g} times as large")
+
+
+def _losses_apart(evidence: Evidence, others: Sequence[Outcome], *, what: str) -> Failed | None:
+    for outcome, other in zip(evidence.found, others, strict=True):
+        for window, (loss, same) in enumerate(zip(outcome.losses, other.losses, strict=True)):
+            if loss is None or same is None or loss == same or (math.isnan(loss) and math.isnan(same)):
+                continue
+            text = f"the reported loss of window {window + 1} is {loss:.6g}, {what} {same:.6g}, expected the same"
+            return Failed("reported loss", loss, same, text + _of_rank(evidence, outcome))
+    return None
+
+
+def _on_schedule(evidence: Evidence) -> Failed | None:
+    for outcome, oracle in zip(evidence.found, evidence.oracle, strict=True):
+        for place, (ours, theirs) in enumerate(zip(outcome.snapshots, oracle.snapshots, strict=True)):
+            pairs = [("learning rate", lr, expected) for lr, expected in zip(ours.lrs, theirs.lrs, strict=True)]
+            if ours.scale is not None and theirs.scale is not None:
+                pairs.append(("loss scale", ours.scale, theirs.scale))
+            for what, found, expected in pairs:
+                if found != expected:
+                    text = f"the {what} after window {place} is {found:.6g}, expected {expected:.6g}"
+                    return Failed("schedule and scaler", found, expected, text + _of_rank(evidence, outcome))
+    return None
+
+
+def _like_healthy(evidence: Evidence) -> Failed | None:
+    for outcome, oracle in zip(evidence.found, evidence.oracle, strict=True):
+        for place, (ours, theirs) in enumerate(zip(outcome.snapshots, oracle.snapshots, strict=True)):
+            if (ours.digest, ours.buffers) != (theirs.digest, theirs.buffers):
+                gap = largest_gap(ours.parameters, theirs.parameters)
+                text = (
+                    f"after window {place} the parameters differ by up to {gap:.3e} from those without a guard, "
+                    "expected 0, to the last bit; a loop that trains otherwise each time shows the same"
+                )
+                return Failed("same as no guard", gap, 0.0, text + _of_rank(evidence, outcome))
+    return None
+
+
+def _reported_as_healthy(evidence: Evidence) -> Failed | None:
+    return _losses_apart(evidence, evidence.oracle, what="without a guard")
+
+
+CHECKS: Final[tuple[Callable[[Evidence], Failed | None], ...]] = (
+    _finite,
+    _ranks_alike,
+    _counted,
+    _unmoved,
+    _on_schedule,
+    _like_oracle,
+    _reported,
+)
+"""Of a case with a fault. What is not finite can be compared with nothing; ranks that part, and another learning rate,
+explain what follows."""
+
+HEALTHY_CHECKS: Final[tuple[Callable[[Evidence], Failed | None], ...]] = (
+    _like_healthy,
+    _counted,
+    _reported_as_healthy,
+    _on_schedule,
+)
+"""Of a case without one."""
+
+
+# Results.
+
+
+def _of_rank(evidence: Evidence, outcome: Outcome) -> str:
+    return f" (rank {outcome.rank})" if evidence.case.processes > 1 else ""
+
+
+def _how_near(evidence: Evidence) -> str:
+    what = "the training without a guard" if evidence.case.fault is None else "the training that never saw the fault"
+    apart = evidence.apart(evidence.oracle, window=-1)
+    if apart.is_bitwise:
+        return f"equal to {what}, to the last bit"
+    return f"equal to {what}, to rounding: {apart.parameters:.1e} apart (2-norm), of {apart.move:.1e} that it moved"
+
+
+def _not_through(case: Case, error: BaseException | None) -> CaseResult:
+    assert error is not None, "what did not come through says why"
+    said = last_line(error)
+    mistake = mistake_of_error(case, error)
+    if mistake is None:
+        return _result(case, "failed", check="comes to its end", text=f"the loop under a guard failed: {said}")
+    entry = MISTAKES[mistake]
+    text = f"{entry.what}: {said}. {entry.remedy[0].upper()}{entry.remedy[1:]}."
+    return _result(case, "failed", check="comes to its end", mistake=mistake, text=text)
+
+
+def _result(
+    case: Case,
+    outcome: CaseOutcome,
+    *,
+    check: str | None = None,
+    numbers: Failed | Named | None = None,
+    mistake: str | None = None,
+    text: str,
+) -> CaseResult:
+    return CaseResult(
+        case=case.name,
+        fault=case.fault,
+        place=case.place,
+        processes=case.processes,
+        ranks=case.ranks if case.fault is not None else (),
+        outcome=outcome,
+        check=check,
+        found=numbers.found if numbers is not None else None,
+        expected=numbers.expected if numbers is not None else None,
+        mistake=mistake,
+        text=text,
+    )

@@ -1,0 +1,285 @@
+"""`Kit`: what a scalar-loss engine and a token-normed one have in common, between their forward and their step.
+
+Enters: once a micro-batch its loss; once a window the parameters whose gradients are complete. Leaves: a verdict that
+the host can act on, a loss to call backward on whatever the verdict, gradients of the right size, and a
+`WindowResult`. Forward, backward, clipping and step are the engine's. Invariants: there is no rule and no arithmetic
+here that `Run` does not have too; without a guard nothing waits for a device, and nothing is dropped.
+
+    guard_loss -> accumulate -> (backward)               once a micro-batch
+    finish_window -> (clip -> step -> zero_grad)         once a window
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from trimtab.errors import UsageError
+from trimtab.guard import GuardConfig, PerTokenLossGuard
+from trimtab.notices import warn_setting
+from trimtab.run import RunCore, switched_off
+from trimtab.torch.anchors import anchored
+from trimtab.torch.decision import Decision
+from trimtab.torch.gate import Gate
+from trimtab.torch.gradients import GradientNorms, drop_gradients, gradient_norms, scale_gradients
+from trimtab.torch.losses import rows_alone
+from trimtab.torch.outcome import WindowResult
+from trimtab.torch.ranks import Ranks
+from trimtab.torch.scalars import check_loss, check_tokens, token_count
+from trimtab.torch.schedule import current_lr
+from trimtab.torch.settings import check_guard, check_parts
+from trimtab.torch.step_verdict import StepVerdict
+from trimtab.torch.window import WindowMean
+from trimtab.values import STEP_CODE, RunHeader
+
+_FIXED_DIVISOR: Final = 4096.0
+"""What sums of losses are divided by before backward: near the tokens of a micro-batch, so that gradients in half
+precision stay in range, and a power of two, so that the division rounds nothing."""
+
+_NO_ROWS: Final = torch.zeros(0, dtype=torch.int64)
+
+
+class _Judged(NamedTuple):
+    """A micro-batch that was judged and is yet to be accumulated."""
+
+    decision: Decision
+    loss: torch.Tensor
+    num_tokens: torch.Tensor
+    given_tokens: torch.Tensor | int
+
+
+class Kit:
+    """The middle of an engine's window; see `LossKit` and `TokenNormedLossKit`."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        normalize: Literal["micro", "window"],
+        accumulation: int,
+        process_group: torch.distributed.ProcessGroup | None,
+    ) -> None:
+        """Begins without a guard.
+
+        Raises:
+            UsageError: If a setting makes no sense.
+        """
+        check_parts(model=model, optimizer=optimizer)
+        self._model = model
+        self._optimizer = optimizer
+        self._normalize: Literal["micro", "window"] = normalize
+        self._accumulation = accumulation
+        self._ranks, self._process_group = Ranks.of(process_group), process_group
+        self._judged: _Judged | None = None
+        self._gate, self._mean = self._made(None)
+
+    def build_loss_guard(self, optim: Mapping[str, Any] | GuardConfig | object) -> PerTokenLossGuard | None:
+        """Builds the guard that `guard_loss` asks from now on, in place of the one before; on every rank alike.
+
+        Args:
+            optim: A mapping or an object with the keys `loss_spike_skip_multiplier`, `loss_spike_skip_window_size` and
+                `loss_spike_skip_min_history`; missing ones take their defaults. Or a `GuardConfig`, of which
+                `decide` changes nothing: a kit always decides on the host.
+
+        Returns:
+            The guard, whose `num_judged` and `num_skipped` count; None where it is off (no multiplier).
+
+        Raises:
+            UsageError: If a setting makes no sense, or the guard is on and the kit has no model, or a window is open.
+        """
+        self._refuse_open_window("build_loss_guard")
+        config = optim if isinstance(optim, GuardConfig) else GuardConfig.from_optim(optim)
+        is_on = config.enabled and not switched_off()
+        if is_on:
+            check_guard(config, model=self._model, where=type(self).__name__)
+        if is_on and config.decide == "device":
+            warn_setting(
+                f'decide="device" has no effect on {type(self).__name__}, whose guard_loss gives a bool, so that the '
+                "host decides; leave it out, or use loss = guard(loss) of trimtab.LossGuard, which never waits."
+            )
+        step = self._gate.core.step
+        self._gate.remove()
+        self._gate, self._mean = self._made(replace(config, decide="host") if is_on else None)
+        self._gate.core.begin_step(step)
+        return self._gate.core.guard
+
+    # Once a micro-batch.
+
+    def _judge(self, loss: torch.Tensor | float, num_tokens: torch.Tensor | int) -> bool:
+        core = self._gate.core
+        if core.guard is None:
+            return True
+        if self._judged is not None:
+            raise self._unaccumulated("guard_loss")
+        if isinstance(loss, (int, float)):
+            loss = torch.tensor(float(loss), dtype=torch.float64)
+        check_loss(loss, where="guard_loss", instead="a plain number may stand for it")
+        check_tokens(num_tokens)
+        self._begin_micro_batch()
+        tokens = token_count(num_tokens, device=loss.device)
+        decision = self._gate.take(rows_alone(_NO_ROWS, loss_sum=loss, num_tokens=tokens))
+        assert decision is not None, "there is a guard"
+        self._judged = _Judged(decision, loss, tokens, num_tokens)
+        return decision.keep is True
+
+    def _accumulate(self, loss: Any, num_tokens: torch.Tensor | int, *, where: str) -> torch.Tensor:
+        decision: Decision | None = None
+        if self._gate.core.guard is None:
+            _check_value(loss, num_tokens, where=where)
+            self._begin_micro_batch()
+            tokens = token_count(num_tokens, device=loss.device)
+            self._gate.take(rows_alone(_NO_ROWS, loss_sum=loss, num_tokens=tokens))
+        else:
+            judged = self._judged
+            if judged is None:
+                raise UsageError(
+                    f"{where} came before guard_loss: with a guard ask guard_loss about each micro-batch first, then "
+                    f"call {where} and backward, whatever it said."
+                )
+            decision, tokens = judged.decision, judged.num_tokens
+            if decision.counts is True:
+                _check_value(loss, num_tokens, where=where)
+                _refuse_other_count(num_tokens, judged.given_tokens, where=where)
+            else:
+                loss = anchored(loss, judged=judged.loss, parameters=self._gate.parameters())
+            self._judged = None
+        taken = self._mean.take(rows_alone(_NO_ROWS, loss_sum=loss, num_tokens=tokens), None, decision)
+        return self._gate.bind(taken, decision)
+
+    # Once a window.
+
+    def finish_window(
+        self, parameters: Iterable[nn.Parameter], *, scaler: torch.amp.GradScaler | None = None
+    ) -> WindowResult:
+        """Gives the window's gradients their size, or drops it; belongs after its last backward, before clipping.
+
+        A window is dropped, with a guard only, if every micro-batch was skipped, or none has a supervised token, or
+        the norm of the gradients is not finite: they become None, and the next step of the kit's optimizer changes
+        nothing, whatever it finds. So the engine may clip, step and go on with its scheduler either way.
+
+        With a guard it waits for the device once, for the norm. Without one it never does; the token-normed kit then
+        sums the window's tokens over the ranks, which blocks where the group is on the CPU (gloo).
+
+        Args:
+            parameters: Those whose gradients the window has left: what is clipped and stepped.
+            scaler: The gradient scaler, if there is one; call its `unscale_` before or after this. It is to see the
+                gradients of a dropped window, to lower its scale by them, so they stay, and go with the step.
+
+        Returns:
+            What the window came to.
+
+        Raises:
+            UsageError: If there was no micro-batch since the last one, or the last was judged and not accumulated, or
+                there is a scaler and the kit has no optimizer.
+        """
+        core, optimizer = self._gate.core, self._optimizer
+        if self._judged is not None:
+            raise self._unaccumulated("finish_window")
+        if core.window.num_micros == 0:
+            raise UsageError(
+                f"finish_window came for step {core.step} without any micro-batch since the last one: call it once a "
+                "window, after the last backward."
+            )
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        if scaler is not None and optimizer is None:
+            raise UsageError(
+                f"finish_window was given a scaler, and {type(self).__name__} no optimizer whose step it could drop "
+                f"once the scaler has looked: pass optimizer= to {type(self).__name__}."
+            )
+        trained = list({id(parameter): parameter for parameter in parameters}.values())
+        is_empty = self._gate.close_window(scaler_waits=scaler is not None)
+        verdict = self._gate.judge_step(None if is_empty else self._put_right(trained))
+        if scaler is not None and verdict.is_for_norm:
+            verdict = StepVerdict(STEP_CODE["scaler_overflow"])
+        elif scaler is None and verdict.dropped:
+            drop_gradients(trained)
+        outcome = self._gate.end(
+            verdict,
+            loss=self._mean.reported_loss(core.window),
+            num_tokens=self._mean.num_tokens,
+            norm=None,
+            clip_at=None,
+            lr=current_lr(optimizer) if optimizer is not None else math.nan,
+        )
+        self._mean.begin()
+        return WindowResult.of(outcome)
+
+    def _put_right(self, trained: list[nn.Parameter]) -> GradientNorms | None:
+        """Gives the window's gradients their scale; measures them where there is a guard."""
+        core = self._gate.core
+        is_judged = core.guard is not None
+        factor = self._mean.factor(core.window, is_judged=is_judged)
+        if factor is not None:
+            scale_gradients(trained, factor)
+        return gradient_norms(trained) if is_judged else None
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides, as plain values: step and guard history. Put it into every checkpoint, between windows."""
+        return self._gate.core.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; call it between two windows, after `build_loss_guard`.
+
+        Raises:
+            UsageError: If a window is open, or the state is of another version or guard, or damaged; nothing has
+                changed then.
+        """
+        self._refuse_open_window("load_state_dict")
+        self._gate.load_state_dict(state)
+
+    # Within.
+
+    def _made(self, config: GuardConfig | None) -> tuple[Gate, WindowMean]:
+        core = RunCore(RunHeader(run_id=None, backend="torch"), guard=config, record=False)
+        core.words.rank = self._ranks.rank  # every rank decides alike; one of them tells
+        if core.guard is not None:
+            core.guard.quiet = self._ranks.rank > 0
+        removed = config is not None and config.skipped_tokens == "removed"
+        mean = WindowMean(
+            normalize=self._normalize, accumulation=self._accumulation, removed=removed, ranks=self._ranks
+        )
+        mean.divisor = _FIXED_DIVISOR
+        return Gate(core, model=self._model, optimizer=self._optimizer, ranks=self._ranks), mean
+
+    def _begin_micro_batch(self) -> None:
+        if self._gate.core.window.num_micros == 0:
+            self._ranks.refuse_change(self._process_group, made=type(self).__name__)
+
+    def _refuse_open_window(self, call: str) -> None:
+        num_micros = self._gate.core.window.num_micros
+        if num_micros:
+            raise UsageError(
+                f"{call} came after micro-batch {num_micros} of the window of step {self._gate.core.step}: call it "
+                "between two windows, after finish_window."
+            )
+
+    def _unaccumulated(self, call: str) -> UsageError:
+        core = self._gate.core
+        return UsageError(
+            f"{call} came while micro-batch {core.window.num_micros} of the window of step {core.step} was judged and "
+            "not accumulated: after guard_loss accumulate and call backward on what it gives, also where guard_loss "
+            "said False. A backward that is left out on one rank leaves the ranks with different weights."
+        )
+
+
+def _check_value(loss: Any, num_tokens: Any, *, where: str) -> None:
+    check_loss(loss, where=where, instead="backward needs its graph")
+    check_tokens(num_tokens)
+
+
+def _refuse_other_count(num_tokens: torch.Tensor | int, judged: torch.Tensor | int, *, where: str) -> None:
+    """Refuses counts that differ, where that is known without a look at a device."""
+    if isinstance(num_tokens, int) and isinstance(judged, int) and num_tokens != judged:
+        raise UsageError(
+            f"{where} was given num_tokens={num_tokens}, and guard_loss num_tokens={judged} of the same micro-batch: "
+            "pass both the same, the supervised tokens of this rank."
+        )

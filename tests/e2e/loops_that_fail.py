@@ -1,0 +1,31 @@
+"""Loops of two ranks that do not come to their end, each in a way of its own; for `test_prove_pair.py`."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from tests.proof import good
+
+
+def sound(guard):
+    return good.run_loop(guard)
+
+
+def dies(guard):
+    if guard is not None and dist.get_rank() == 1:
+        sys.stderr.write("about to die\n")
+        os._exit(7)
+    return good.run_loop(guard)
+
+
+def raises(guard):
+    if guard is not None and dist.get_rank() == 1:
+        raise FileNotFoundError("no rows.jsonl\n of rank 1")
+    return good.run_loop(guard)
+
+
+def hangs(guard):
+    if guard is not None and dist.get_rank() == 1:
+        dist.all_reduce(torch.zeros(1))
+    return good.run_loop(guard)

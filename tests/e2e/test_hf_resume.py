@@ -1,0 +1,154 @@
+"""Trainers that die, and go on: a process that is killed, and two ranks under DDP. What was decided before is not
+decided anew, and what comes after is what would have come."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import trimtab
+
+GUARD = dict(multiplier=3.0)
+STATE = "trimtab_state.json"
+
+
+def decided(folder):
+    """(step, rank, micro, row) -> verdict, of each step as its last attempt has it."""
+    table = trimtab.open_log(folder).rows().numpy()
+    names = ("attempt", "step", "rank", "micro", "row", "verdict")
+    found = {}
+    for attempt, *place, verdict in sorted(zip(*(table[name].tolist() for name in names), strict=True)):
+        found[tuple(place)] = (attempt, verdict)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- one that is killed
+
+# A row of nothing but token 99 costs about 20 times what the others do. Step 5, the first one after the checkpoint, is
+# made of two such rows.
+TRAINING = """
+import os, signal, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+import trimtab
+
+class Dies(TrainerCallback):
+    def on_substep_end(self, args, state, control, **_):
+        if state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+torch.manual_seed(0)
+sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes))
+model.lm_head = torch.nn.Linear(16, 100)
+with torch.no_grad():
+    model.lm_head.bias[99] = -100.0
+generator = torch.Generator().manual_seed(1)
+rows = [dict(input_ids=torch.randint(0, 99, (6,), generator=generator).tolist()) for _ in range(16)]
+for row in (8, 9, 13):
+    rows[row]["input_ids"][1:] = [99] * 5
+def collate(items):
+    tokens = torch.tensor([item["input_ids"] for item in items])
+    return dict(input_ids=tokens, labels=tokens)
+out, what = sys.argv[1:]
+arguments = TrainingArguments(
+    output_dir=out, per_device_train_batch_size=1, gradient_accumulation_steps=2, num_train_epochs=1, save_steps=4,
+    save_strategy="steps", logging_steps=1, report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+    learning_rate=1e-2, train_sampling_strategy="sequential",
+)
+callbacks = [Dies()] if what == "dies" else []
+trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=callbacks)
+run = trimtab.attach(trainer, guard=trimtab.GuardConfig(multiplier=3.0))
+trainer.train(resume_from_checkpoint=what == "goes on")
+torch.save(dict(weights=model.state_dict(), folder=str(run.folder)), out + "/end.pt")
+"""
+
+
+@pytest.mark.long
+def test_a_killed_training_goes_on_as_the_one_that_was_not(tmp_path):
+    # given
+    program = tmp_path / "training.py"
+    program.write_text(TRAINING)
+
+    def train(out, what):
+        command = [sys.executable, program, tmp_path / out, what]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    # when
+    whole, dead, second = train("whole", "is whole"), train("parts", "dies"), train("parts", "goes on")
+    # then
+    assert (whole.returncode, dead.returncode, second.returncode) == (0, -signal.SIGKILL, 0), second.stderr
+    expected, found = (torch.load(tmp_path / out / "end.pt", weights_only=True) for out in ("whole", "parts"))
+    assert all(torch.equal(value, expected["weights"][name]) for name, value in found["weights"].items())
+    verdicts, all_verdicts = decided(found["folder"]), decided(expected["folder"])
+    for step in range(5, 9):
+        own = {place: told for place, told in verdicts.items() if place[0] == step}
+        assert own == {place: (2, verdict) for place, (_, verdict) in all_verdicts.items() if place[0] == step}
+        assert ("spike" in [verdict for _, verdict in own.values()]) is (step in (5, 7))
+    assert len(list((tmp_path / "parts" / "trimtab").iterdir())) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- two ranks
+
+
+@pytest.fixture(scope="module")
+def pair(rank_pair):
+    return rank_pair(Path(__file__).with_name("trainers_of_a_rank.py"))
+
+
+SAVED_AT = 3
+TWICE = dict(num_train_epochs=2, save_strategy="steps", save_steps=SAVED_AT)
+
+
+@pytest.fixture
+def train(pair, tmp_path):
+    def train(name, *, out, call="train", **settings):
+        return pair.call(call, out=str(tmp_path / out), name=name, attach=dict(guard=GUARD), **TWICE | settings)
+
+    return train
+
+
+def bad_document(planned):
+    """A document of rank 1 alone, in the first micro-batch after the checkpoint."""
+    return planned[1]["seen"][SAVED_AT][0][0]
+
+
+@pytest.mark.parametrize("kind", ["hf", pytest.param("sft", marks=pytest.mark.long)])
+def test_two_ranks_go_on_as_one(pair, train, kind, tmp_path):
+    # given
+    setting = dict(kind=kind, faults=dict(costly=[bad_document(train("plan", out="plan", kind=kind))]))
+    whole = train("whole", out="whole", **setting)
+    first = train("first", out="parts", ends_after=SAVED_AT, **setting)
+    assert [path.parent.name for path in (tmp_path / "parts").glob(f"*/{STATE}")] == [f"checkpoint-{SAVED_AT}"]
+    # when
+    second = train("second", out="parts", resume=[True, True], **setting)
+    # then
+    assert pair.call("ranks_differ", found="second") == [0.0, 0.0]
+    assert max(pair.call("compare", found="second", expected="whole")) == 0.0
+    assert [rank["folder"] for rank in second] == [rank["folder"] for rank in first]
+    verdicts, all_verdicts = decided(second[0]["folder"]), decided(whole[0]["folder"])
+    assert {place: verdict for place, (_, verdict) in verdicts.items()} == {
+        place: verdict for place, (_, verdict) in all_verdicts.items()
+    }
+    skipped = {place[:3] for place, (_, verdict) in verdicts.items() if verdict == "spike"}
+    assert skipped >= {(SAVED_AT + 1, rank, 0) for rank in range(2)}
+    assert {attempt for place, (attempt, _) in verdicts.items() if place[0] > SAVED_AT} == {2}
+
+
+def test_a_rank_that_finds_another_state_ends_the_training_of_all(train, tmp_path):
+    """Where each machine has a disk of its own, and the file was copied to one of them only."""
+    # given
+    train("first", out="parts", ends_after=SAVED_AT)
+    checkpoint = tmp_path / "parts" / f"checkpoint-{SAVED_AT}"
+    without = shutil.copytree(checkpoint, tmp_path / "other" / checkpoint.name)
+    (without / STATE).unlink()
+    # when
+    refused = train("second", out="parts", resume=[str(checkpoint), str(without)], call="refused")
+    # then
+    for rank, (told, num_losses) in enumerate(zip(refused, (6, 0), strict=True)):
+        assert f"rank {rank} has history='{num_losses} losses" in told
+        assert "load a saved state on every rank or on none" in told

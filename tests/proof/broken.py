@@ -1,0 +1,134 @@
+"""Training loops whose guard is wired wrongly, one mistake each: `trimtab prove tests.proof.broken:NAME` says which.
+
+All are `by_hand.py`, which is right, with one thought of it changed.
+"""
+
+import math
+from typing import Any
+
+import torch
+from tests.proof.by_hand import ByHand
+from tests.proof.good import Net, token_losses
+
+from trimtab import GuardConfig
+from trimtab.proof import Loop
+
+
+class _Multiplied(ByHand):
+    def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
+        self.scaled(loss_sum * float(keep)).backward()
+
+
+class _LeftOut(ByHand):
+    def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
+        if keep:
+            self.scaled(loss_sum).backward()
+
+
+class _EachForItself(ByHand):
+    def decide(self, loss_sum: float, num_tokens: int) -> bool:
+        return self.verdict(loss_sum, num_tokens)
+
+
+class _RemembersAll(ByHand):
+    """A history of its own, the classic rule in four lines."""
+
+    def __init__(self, guard: GuardConfig | None) -> None:
+        super().__init__(guard)
+        self.history: list[float] = []
+
+    def verdict(self, loss_sum: float, num_tokens: int) -> bool:
+        if self.guard is None or not self.guard.enabled or not num_tokens:
+            return True
+        loss, recent = loss_sum / num_tokens, self.history[-8:]
+        is_spike = len(recent) >= 3 and loss > 10.0 * sum(recent) / len(recent)
+        if not is_spike:
+            self.history.append(loss)
+        return not is_spike and math.isfinite(loss)
+
+
+class _StepsOnNothing(ByHand):
+    def drop(self) -> None:
+        pass
+
+
+class _AsksTooLate(ByHand):
+    def micro_batch(self, batch: Any) -> None:
+        loss_sum, num_tokens = self.forward(batch)
+        self.backward(loss_sum, keep=True)
+        keep = self.decide(float(loss_sum.detach()), num_tokens)
+        self.count(float(loss_sum.detach()), num_tokens, keep=keep)
+
+
+class _NetWithTerm(Net):
+    """Its output has a further loss term, as a router's is."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = torch.tanh(self.inner(x))
+        return {"logits": self.outer(h), "router_loss": h.square().sum()}
+
+
+class _TermInside(ByHand):
+    """Right: the term is judged, and left out, with the loss."""
+
+    def __init__(self, guard: GuardConfig | None) -> None:
+        super().__init__(guard, _NetWithTerm())
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, int]:
+        labels, output = batch["labels"], self.model(batch["x"])
+        self.term = 0.1 * output["router_loss"]
+        return token_losses(output["logits"], labels).sum(), int((labels != -100).sum())
+
+    def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
+        super().backward(loss_sum + self.term, keep=keep)
+
+
+class _TermOutside(_TermInside):
+    def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
+        loss = loss_sum if keep else self.nothing()
+        self.scaled(loss + self.term).backward()
+
+
+class _SkippedTokensGone(ByHand):
+    def scale_gradients(self) -> None:
+        self.tokens = self.kept_tokens
+        super().scale_gradients()
+
+
+def zeroed_by_multiplication(guard: GuardConfig | None) -> Loop:
+    return _Multiplied(guard).loop()
+
+
+def last_backward_left_out(guard: GuardConfig | None) -> Loop:
+    """Right in one process; under DDP the last backward of a window is the one that reduces."""
+    return _LeftOut(guard).loop()
+
+
+def per_rank_decision(guard: GuardConfig | None) -> Loop:
+    """Right in one process."""
+    return _EachForItself(guard).loop()
+
+
+def nan_in_history(guard: GuardConfig | None) -> Loop:
+    return _RemembersAll(guard).loop()
+
+
+def zero_gradients_stepped(guard: GuardConfig | None) -> Loop:
+    return _StepsOnNothing(guard).loop()
+
+
+def guard_after_backward(guard: GuardConfig | None) -> Loop:
+    return _AsksTooLate(guard).loop()
+
+
+def aux_added_outside(guard: GuardConfig | None) -> Loop:
+    return _TermOutside(guard).loop()
+
+
+def tokens_zeroed_too(guard: GuardConfig | None) -> Loop:
+    return _SkippedTokensGone(guard).loop()
+
+
+def aux_left_out_as_well(guard: GuardConfig | None) -> Loop:
+    """What `aux_added_outside` should be; nothing is wrong with it."""
+    return _TermInside(guard).loop()
