@@ -6,23 +6,35 @@ goes on with the micro-batch at which it was interrupted. Nothing is downloaded.
 
 from __future__ import annotations
 
+import ast
 import random
 import sysconfig
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 import torch
 
 from recipes.sft.config import ConfigError, DataConfig
-from trimtab.demo.rows import Row, rows_from_sources
 
 IGNORED: Final = -100
 """The label that PyTorch's cross-entropy leaves out."""
 BEGIN, END, PAD = 256, 257, 258
 """Tokens beyond the 256 bytes."""
 NUM_TOKENS: Final = 259
+
+_NO_ROWS_IN: Final = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "idlelib"}
+_MIN_CHARS, _MAX_CHARS = 30, 300
+"""Of an answer."""
+
+
+class Row(NamedTuple):
+    """One row: a definition as the question, its docstring as the answer."""
+
+    question: str
+    answer: str
 
 
 class Batch(TypedDict):
@@ -48,10 +60,25 @@ def read_rows(package: str | None = None) -> tuple[Row, ...]:
         ConfigError: There are no rows in such a package.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
-    rows = rows_from_sources(library if package is None else library / package)
+    folder = library / (package or "")
+    rows = {row.answer: row for row in _definitions(folder, library) if _MIN_CHARS <= len(row.answer) <= _MAX_CHARS}
     if not rows:
-        raise ConfigError(f"data.package: no docstrings under {library / (package or '')}; name another package.")
-    return tuple(rows)
+        raise ConfigError(f"data.package: no docstrings under {folder}; name another package.")
+    return tuple(rows.values())
+
+
+def _definitions(folder: Path, library: Path) -> Iterator[Row]:
+    """What is public in the modules of a folder, always in the same order; parsed and never imported."""
+    for path in sorted(folder.rglob("*.py")):
+        module = path.relative_to(library).with_suffix("").parts
+        if any(part.startswith("_") or part in _NO_ROWS_IN for part in module):
+            continue
+        with warnings.catch_warnings(action="ignore"):  # the library's own sources hold invalid escapes
+            tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                kind = "class" if isinstance(node, ast.ClassDef) else "def"
+                yield Row(f"{'.'.join(module)}: {kind} {node.name}", ast.get_docstring(node) or "")
 
 
 def make_batch(rows: Sequence[Row], *, supervise: str, max_tokens: int) -> Batch:

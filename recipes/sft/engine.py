@@ -62,19 +62,16 @@ class Engine:
         self._device = next(module.parameters()).device
         self._num_micros = 0
 
-    def prepare_optimizer(self, *, guarded: bool = True) -> None:
+    def prepare_optimizer(self) -> None:
         """Makes optimizer, scheduler, kit and guard; once, after the model has its weights.
 
-        Args:
-            guarded: False: no guard is even built. `trimtab prove` compares with that; a stage that wants none leaves
-                the multiplier out.
+        A stage that wants no guard leaves the multiplier out: none is built then.
         """
         optim = self.config.optim
         self.optimizer = torch.optim.AdamW(self._module.parameters(), lr=optim.lr, weight_decay=optim.weight_decay)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._part_of_lr)
         self._kit = trimtab.TokenNormedLossKit(self.model, optimizer=self.optimizer)
-        if guarded:
-            self._kit.build_loss_guard(optim)
+        self._kit.build_loss_guard(optim)
 
     def forward_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of one micro-batch.
@@ -184,7 +181,7 @@ def build(guard: trimtab.GuardConfig | None) -> Loop:
     """The stage `sft` at a small size, for `trimtab prove recipes.sft.engine:build`.
 
     Args:
-        guard: Its settings; None: a loop in which no guard is built.
+        guard: Its settings; None: a loop without a guard.
     """
     from trimtab.proof import Loop  # here, so that training does not load the prover
 
@@ -202,7 +199,7 @@ def build(guard: trimtab.GuardConfig | None) -> Loop:
         ),
     )
     engine = Engine(config, ByteModel(config.model))
-    engine.prepare_optimizer(guarded=guard is not None)
+    engine.prepare_optimizer()
     rank, world_size = rank_and_world_size()
     batches = MicroBatches(
         config.data, max_tokens=config.model.max_tokens, seed=config.seed, rank=rank, world_size=world_size

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trimtab import proof as proof
     from trimtab.analysis import rewind as rewind
     from trimtab.calibration.calibrate import calibrate as calibrate
     from trimtab.calibration.values import Calibration as Calibration
@@ -74,6 +75,8 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
+    if name == "proof":  # the one room that is used by its own name, as in `trimtab.proof.Loop`
+        return importlib.import_module("trimtab.proof")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'trimtab' has no attribute {name!r}")

@@ -163,11 +163,6 @@ class Recording:
         return self._folder.header.run_id if self._folder is not None else self._run_id
 
     @property
-    def is_first_rank(self) -> bool:
-        """Whether this rank speaks for the run where one line is enough."""
-        return self._rank == 0
-
-    @property
     def folder(self) -> Path | None:
         """The run folder; None until something was recorded, and for good where nothing is."""
         return self._folder.path if self._folder is not None else None

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig, PerTokenLossGuard
@@ -43,6 +43,9 @@ from trimtab.values import (
 
 STATE_VERSION = 1
 
+LossPer = Literal["token", "micro-batch"]
+"""What a guard's losses are means over: the supervised tokens, or the micro-batches, of all ranks."""
+
 
 def switched_off() -> bool:
     """Whether `TRIMTAB=off` in the environment asks Trimtab to do nothing; said once a process."""
@@ -57,6 +60,7 @@ class RunCore:
 
     Attributes:
         config: Settings of the guard; None where there is none.
+        is_first_rank: Whether this rank speaks for the run where one line is enough.
         guard: The guard that decides, or that decides once more what a device has decided.
         window: The accumulation window that is being filled.
         step: Optimizer step (1-based) that it belongs to.
@@ -72,6 +76,8 @@ class RunCore:
         record: bool = True,
         run_id: str | None = None,
         meet: Callable[[], Meeting] | None = None,
+        rank: int = 0,
+        loss_per: LossPer = "token",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepares a run; nothing is written yet.
@@ -82,7 +88,9 @@ class RunCore:
             guard: Settings of the guard; None: nothing is ever skipped or dropped.
             record: Whether the run is recorded.
             run_id: The run to continue, or a name for a new one.
-            meet: Gives the place where the ranks of this run meet; None: this process is the only one.
+            meet: Gives the place where the ranks of this run meet; None: this process alone records.
+            rank: This process's place among those that decide alike, where they do not meet.
+            loss_per: What the losses that are judged are means over: a state of the other kind is refused.
             clock: Seconds since the epoch.
 
         Raises:
@@ -99,12 +107,14 @@ class RunCore:
         self.step = 1
         rule = guard.rule if guard is not None else None
         meeting = meet() if meet is not None else None
-        rank = meeting.rank if meeting is not None else 0
+        rank = meeting.rank if meeting is not None else rank
         # Every rank's guard decides alike; one of them tells.
+        self.is_first_rank = rank == 0
         self.guard = PerTokenLossGuard.from_config(guard, quiet=rank > 0) if guard is not None else None
         self._recording = Recording(
             header, out=out, run_id=run_id, record=record, clock=clock, rule=rule, meeting=meeting
         )
+        self._loss_per = loss_per
         self._clock = clock
         self._last_step_ended: float | None = None
         self.words = GuardWords(rank=rank)
@@ -115,11 +125,6 @@ class RunCore:
     def run_id(self) -> str | None:
         """The run's id; None while nothing was recorded and none was given."""
         return self._recording.run_id
-
-    @property
-    def is_first_rank(self) -> bool:
-        """Whether this rank speaks for the run where one line is enough."""
-        return self._recording.is_first_rank
 
     @property
     def has_begun(self) -> bool:
@@ -317,6 +322,7 @@ class RunCore:
             "version": STATE_VERSION,
             "run_id": self.run_id,
             "step": self.step,
+            "loss_per": self._loss_per,
             "guard": self.guard.state_dict() if self.guard is not None else None,
         }
 
@@ -327,12 +333,8 @@ class RunCore:
             UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
                 nothing has changed then.
         """
-        if self.has_begun or self.window.num_micros:
-            raise UsageError(
-                f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
-                "is made, before the first micro_batch."
-            )
-        step, saved_id, guard_state = _read_state(state)
+        self.refuse_if_begun()
+        step, saved_id, guard_state = self._read_state(state)
         if self.guard is not None and guard_state is not None:
             self.guard.load_state_dict(guard_state)
         elif self.is_first_rank and self.guard is not None:
@@ -343,28 +345,42 @@ class RunCore:
         if saved_id is not None:
             self._recording.continue_from(saved_id)
 
+    def refuse_if_begun(self) -> None:
+        """Refuses with `UsageError` to take a state over where something was recorded, or a window is open."""
+        if self.has_begun or self.window.num_micros:
+            raise UsageError(
+                f"load_state_dict came after step {self.step} had begun to be recorded: call it right after the run "
+                "is made, before the first micro_batch."
+            )
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses what `load_state_dict` would refuse of a state; changes nothing, and says nothing.
 
         Raises:
             UsageError: As there.
         """
-        _, _, guard_state = _read_state(state)
+        _, _, guard_state = self._read_state(state)
         if self.config is not None and guard_state is not None:
             PerTokenLossGuard.from_config(self.config, quiet=True).load_state_dict(guard_state)
 
-
-def _read_state(state: Mapping[str, Any]) -> tuple[int, str | None, Any]:
-    """Step, run id and guard history of a state; the last is looked at by the guard that takes it."""
-    (version,) = read_entries(state, ("version",), where="the run")
-    if version != STATE_VERSION:
-        raise UsageError(
-            f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
-            "version of Trimtab; resume with that version, or without the state."
-        )
-    step, saved_id, guard_state = read_entries(state, ("step", "run_id", "guard"), where="the run")
-    if read_count(step, name="step") < 1:
-        raise damaged("step is 0, and the first is 1")
-    if saved_id is not None:
-        check_run_id(saved_id)
-    return step, saved_id, guard_state
+    def _read_state(self, state: Mapping[str, Any]) -> tuple[int, str | None, Any]:
+        """Step, run id and guard history of a state; the last is looked at by the guard that takes it."""
+        (version,) = read_entries(state, ("version",), where="the run")
+        if type(version) is not int or version != STATE_VERSION:  # True is 1 to Python
+            raise UsageError(
+                f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
+                "version of Trimtab; resume with that version, or without the state."
+            )
+        entries = ("step", "run_id", "loss_per", "guard")
+        step, saved_id, loss_per, guard_state = read_entries(state, entries, where="the run")
+        if read_count(step, name="step") < 1:
+            raise damaged("step is 0, and the first is 1")
+        if saved_id is not None:
+            check_run_id(saved_id)
+        if self.guard is not None and guard_state is not None and loss_per != self._loss_per:
+            raise UsageError(
+                f"This state holds a history of losses per {spelled(loss_per)}, and the guard here judges losses per "
+                f"{self._loss_per}: a LossKit judges the mean of micro-batches, a TokenNormedLossKit and a Run that of "
+                "tokens. Load the state into the kind that saved it, or leave it out: the history then starts empty."
+            )
+        return step, saved_id, guard_state

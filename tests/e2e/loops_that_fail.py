@@ -29,3 +29,17 @@ def hangs(guard):
     if guard is not None and dist.get_rank() == 1:
         dist.all_reduce(torch.zeros(1))
     return good.run_loop(guard)
+
+
+def hangs_once_it_skips(guard):
+    loop = good.run_loop(guard)
+    train = loop.train
+
+    def trained(windows):
+        losses = train(windows)
+        if loop.num_skipped() and dist.get_rank() == 1:
+            dist.all_reduce(torch.zeros(1))
+        return losses
+
+    loop.train = trained
+    return loop

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab import LossGuard, PerTokenLossGuard, UsageError
+from trimtab import GuardConfig, LossGuard, PerTokenLossGuard, Run, UsageError
 
 ACCUMULATION = 3
 BAD_WINDOW, NUM_WINDOWS = 2, 4
@@ -245,3 +245,32 @@ def sharded_criterion():
         optimizer.zero_grad()
     finite = all(parameter.to_local().isfinite().all().item() for parameter in criterion.parameters())
     return finite, guard.state_dict()["num_skipped"]
+
+
+def loaded_late(way):
+    """How the next micro-batch is refused where each rank has loaded another state in mid-training."""
+    parameter = nn.Linear(1, 1, bias=False)
+    config = GuardConfig(multiplier=2.0)
+    if way == "guard(loss)":
+        holder = LossGuard(config, model=parameter)
+
+        def take():
+            holder(parameter.weight.sum() * 0 + 1.0).backward()
+    else:
+        optimizer = torch.optim.SGD(parameter.parameters(), lr=0.0)
+        holder = Run(None, model=parameter, optimizer=optimizer, guard=config, record=False)
+
+        def take():
+            losses = parameter(torch.ones(2, 1)).squeeze(1) * 0 + 1.0
+            holder.micro_batch(losses, rows=[0, 1], per="sample").backward()
+            holder.step()
+
+    early = holder.state_dict()
+    for _ in range(2):
+        take()
+    holder.load_state_dict(early if dist.get_rank() == 0 else holder.state_dict())
+    try:
+        take()
+    except UsageError as error:
+        return str(error)
+    return "not refused"

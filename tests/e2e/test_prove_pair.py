@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from trimtab.proof import case_names, prove
+from trimtab.proof.cases import Case
+from trimtab.proof.checks import judge
 from trimtab.proof.faults import Plant
 from trimtab.proof.pair import Pair, RanksError
 from trimtab.proof.trial import Trial
@@ -76,10 +78,17 @@ def test_ranks_that_wait_for_one_another_for_ever_are_ended(make_pair):
 
 
 @pytest.mark.long
+def test_a_collective_that_one_rank_makes_after_a_skip_is_told_by_its_name(make_pair):
+    case = Case(guard="on", processes=2, fault="finite spike", place="last", ranks=(0, 1))
+    result = judge(case, make_pair("hangs_once_it_skips").run)
+    assert (result.outcome, result.check, result.mistake) == ("failed", "comes to its end", "collectives_unlike")
+
+
+@pytest.mark.long
 def test_a_factory_that_a_rank_cannot_import_is_told_by_that_rank():
     with Pair("tests.e2e.loops_that_fail:no_such") as pair:
         error = failed(pair, HEALTHY)
-    assert "has no no_such; it has sound, dies, raises, hangs" in str(error)
+    assert "has no no_such; it has sound, dies, raises, hangs, hangs_once_it_skips" in str(error)
 
 
 @pytest.mark.long

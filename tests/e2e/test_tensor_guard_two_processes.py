@@ -75,6 +75,13 @@ def test_a_state_that_one_rank_alone_has_loaded_is_refused_on_both_at_the_first_
     assert pair.call("loaded_on", ranks=[0, 1]) == ["not refused"] * 2
 
 
+@pytest.mark.parametrize("way", ["guard(loss)", "Run"])
+def test_unlike_states_that_are_loaded_in_mid_training_are_refused_on_both(pair, way):
+    first, second = pair.call("loaded_late", way=way)
+    assert "rank 0 has history='0 losses" in first
+    assert "rank 1 has history='2 losses" in second
+
+
 def test_a_guard_from_before_the_process_group_decides_with_it(pair, tmp_path):
     assert pair.call("made_early", losses=LOSSES, meeting=str(tmp_path / "meeting")) == [KEPT] * 2
 

@@ -17,6 +17,7 @@ import yaml
 import trimtab
 from trimtab.cli import VERBS
 from trimtab.proof import Loop
+from trimtab.proof.written_tests import write_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(path.parent for path in (ROOT / "skills").glob("*/SKILL.md"))
@@ -37,6 +38,7 @@ OBJECTS = {
 
 FACTORIES = ("build", "build_run", "build_trainer")
 FACTORY_LINE = 'FACTORY = "module:factory"\n'
+ROOT_LINE = "ROOT = Path(__file__).resolve().parents[{}]\n"
 
 NOT_OURS = {"no_sync", "zero_grad", "nan_to_num", "loss_mask", "forward_step", "backward_step", "optimizer_step"}
 """Names with an underscore that are torch's, a batch's or an engine's."""
@@ -268,10 +270,21 @@ def test_asserts_py_fails_where_backward_is_called_on_the_loss_that_went_in(writ
     folder = write_recipe(f"{accumulated}.backward()", f"{accumulated}\n            (loss_sum / 4096.0).backward()")
     result = run_asserts(folder, "recipe:build")
     assert result.returncode == 1
-    assert "the wiring of the guard is wrong:" in result.stdout
+    assert " Found " in result.stdout
+    assert "no fault" not in result.stdout.partition("short test summary")[2]
 
 
 def test_the_recipe_of_this_repository_proves_itself_by_the_same_file():
     ours = (GUARD_SKILL / "asserts.py").read_text()
     copied = (ROOT / "recipes" / "sft" / "tests" / "skills" / "loss-spike-guard" / "asserts.py").read_text()
+    ours = ours.replace(ROOT_LINE.format(3), ROOT_LINE.format(5))  # its tests lie two folders deeper
     assert copied == ours.replace(FACTORY_LINE, 'FACTORY = "recipes.sft.engine:build"\n')
+
+
+def test_asserts_py_is_the_proof_that_write_tests_writes_but_for_its_docstring_and_its_place(tmp_path, monkeypatch):
+    # given
+    monkeypatch.chdir(tmp_path)
+    written, *_ = write_tests(Path("tests"), factory="module:factory").written
+    # then
+    ours, theirs = (path.read_text().split('"""\n', 1)[1] for path in (GUARD_SKILL / "asserts.py", written))
+    assert ours == theirs.replace(ROOT_LINE.format(1), ROOT_LINE.format(3))

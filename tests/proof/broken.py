@@ -1,6 +1,6 @@
 """Training loops whose guard is wired wrongly, one mistake each: `trimtab prove tests.proof.broken:NAME` says which.
 
-All are `by_hand.py`, which is right, with one thought of it changed.
+All but one, an engine with a kit, are `by_hand.py`, which is right, with one thought of it changed.
 """
 
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tests.proof.by_hand import ByHand
-from tests.proof.good import Net, token_losses
+from tests.proof.good import Engine, Net, batches, syncing, token_losses
 
 from trimtab import GuardConfig
 from trimtab.proof import Loop
@@ -17,6 +17,20 @@ from trimtab.proof import Loop
 class _Multiplied(ByHand):
     def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
         self.scaled(loss_sum * float(keep)).backward()
+
+
+class _MultipliedBesideAKit(Engine):
+    def backward_step(self, loss_sum: torch.Tensor, num_tokens: torch.Tensor) -> None:
+        keep = self._kit.guard_loss(loss_sum, num_tokens)
+        loss = self._kit.accumulate_microbatch(loss_sum, num_tokens)
+        with syncing(self.model, self._micro):
+            (loss if keep else loss_sum * 0.0).backward()
+        self._micro += 1
+
+
+class _NanIsNoSpike(ByHand):
+    def verdict(self, loss_sum: float, num_tokens: int) -> bool:
+        return not math.isfinite(loss_sum) or super().verdict(loss_sum, num_tokens)
 
 
 class _LeftOut(ByHand):
@@ -97,6 +111,17 @@ class _SkippedTokensGone(ByHand):
 
 def zeroed_by_multiplication(guard: GuardConfig | None) -> Loop:
     return _Multiplied(guard).loop()
+
+
+def zeroed_beside_a_kit(guard: GuardConfig | None) -> Loop:
+    """The kit drops the window, whose norm is not finite, and with it the micro-batches that were healthy."""
+    engine = _MultipliedBesideAKit(guard)
+    engine.prepare_optimizer()
+    return Loop.of_engine(engine, windows=batches())
+
+
+def nonfinite_kept(guard: GuardConfig | None) -> Loop:
+    return _NanIsNoSpike(guard).loop()
 
 
 def last_backward_left_out(guard: GuardConfig | None) -> Loop:

@@ -23,3 +23,9 @@ def test_no_room_has_the_name_of_something_public():
 def test_a_name_is_loaded_once_and_is_then_an_ordinary_attribute():
     program = "import trimtab; trimtab.LogError; print('LogError' in vars(trimtab), 'Run' in vars(trimtab))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "True False\n"
+
+
+def test_the_proof_is_there_by_its_own_name_and_loaded_when_it_is_used():
+    program = "import sys, trimtab; early = 'torch' in sys.modules; print(early, trimtab.proof.Loop.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False trimtab.proof.loop\n", done.stderr

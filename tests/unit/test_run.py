@@ -16,7 +16,7 @@ from trimtab.guard import GuardConfig
 from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.log.reader import Log, open_log
 from trimtab.recording import Word
-from trimtab.run import RunCore, switched_off
+from trimtab.run import LossPer, RunCore, switched_off
 from trimtab.values import REASON_CODE, VERDICT_REASONS, RowIds, RunHeader
 
 HEADER = RunHeader(run_id=None, backend="torch")
@@ -213,6 +213,33 @@ def test_a_guard_history_without_a_guard_and_the_reverse_are_said(
 
     (line,) = said()
     assert "it is left aside" in line if here is None else "starts with an empty window" in line
+
+
+@pytest.mark.parametrize(("saved", "here"), [(GUARD, None), (None, GUARD)])
+def test_of_ranks_that_meet_nowhere_the_first_tells(
+    said: Callable[[], list[str]], saved: GuardConfig | None, here: GuardConfig | None
+) -> None:
+    state = RunCore(HEADER, guard=saved, record=False).state_dict()
+    core = RunCore(HEADER, guard=here, record=False, rank=1)
+
+    core.load_state_dict(state)
+    core.words.no_tokens(1)
+
+    assert not core.is_first_rank
+    assert core.guard is None or core.guard.quiet
+    assert said() == []
+
+
+@pytest.mark.parametrize(("saved", "here"), [("token", "micro-batch"), ("micro-batch", "token")])
+def test_a_history_of_other_losses_is_refused_where_it_would_be_used(saved: LossPer, here: LossPer) -> None:
+    state = RunCore(HEADER, guard=GUARD, record=False, loss_per=saved).state_dict()
+    core = RunCore(HEADER, guard=GUARD, record=False, loss_per=here)
+
+    for take in (core.check_state, core.load_state_dict):
+        with pytest.raises(UsageError, match=f"losses per '{saved}', and the guard here judges losses per {here}"):
+            take(state)
+    core.load_state_dict(state | {"guard": None})
+    RunCore(HEADER, record=False, loss_per=here).load_state_dict(state)
 
 
 # What the verbs record.

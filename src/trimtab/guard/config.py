@@ -106,6 +106,11 @@ class GuardConfig:
         return getattr(self, setting) is not None or _default_of(setting) is not None
 
     @property
+    def removes(self) -> bool:
+        """Whether the tokens of a skipped micro-batch leave the divisor."""
+        return self.skipped_tokens == "removed"
+
+    @property
     def num_skips_allowed(self) -> int | None:
         """Finite losses skipped in a row before `on_lockup` applies, the default filled in; None: it never does."""
         if self.max_consecutive_skips == "never":

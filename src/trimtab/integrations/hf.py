@@ -8,7 +8,8 @@ Everything is hooked on the one trainer that was handed over, nothing on a class
     compute_loss             token losses come out of the trainer's own cross-entropy; the guard decides
     clip_grad_norm_          the norm before clipping
     a callback               a step begins, is about to be taken (a dropped one loses its gradients), has ended; a
-                             checkpoint was saved, and gets the run's state
+                             checkpoint was saved
+    save_model               a checkpoint gets the run's state, before the last files of the trainer's own
     train                    the checkpoint that is gone on from; the end, also by an exception
 
 As long as the guard leaves nothing out, data order, gradients and weights are those of the trainer without Trimtab,
@@ -20,9 +21,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -38,20 +38,21 @@ from trimtab.integrations.hf_data import TrainingData
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.integrations.hf_window import TrainerWindow
+from trimtab.integrations.hosted import HostedRun
 from trimtab.notices import say, warn
 from trimtab.run import switched_off
 from trimtab.torch.gate import Gate
 from trimtab.torch.losses import RowLosses, rows_alone
-from trimtab.torch.run import Run
 from trimtab.values import RunHeader
 
 _MARK: Final = "trimtab_run"
 """Attribute by which a trainer that is attached is told from one that is not."""
 
 
-class TrainerRun(Run):
+class TrainerRun(HostedRun):
     """A run whose loop is a Trainer's: the user calls `trainer.train()`, never `micro_batch` or `step`."""
 
+    _host: ClassVar[str] = "Trainer"
     _backend: ClassVar[str] = "transformers"
 
     def __init__(
@@ -110,35 +111,6 @@ class TrainerRun(Run):
         if exclusion is not None and self._core.is_first_rank:
             say("hf", exclusion.introduction())
 
-    def micro_batch(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises `UsageError`: the Trainer hands over its micro-batches itself."""
-        raise UsageError("The Trainer hands over its micro-batches itself: call trainer.train().")
-
-    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises `UsageError`: the Trainer steps itself."""
-        raise UsageError("The Trainer steps itself: call trainer.train().")
-
-    def begin_window(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises `UsageError`: the Trainer counts the tokens of its windows itself."""
-        raise UsageError("The Trainer counts the tokens of its windows itself: call trainer.train().")
-
-    @property
-    def window_open(self) -> NoReturn:
-        """Raises `UsageError`: the Trainer steps itself."""
-        raise UsageError("The Trainer steps whatever window is open: call trainer.train().")
-
-    @property
-    def window_complete(self) -> NoReturn:
-        """Raises `UsageError`: the Trainer steps itself."""
-        raise UsageError("The Trainer steps when its window is complete: call trainer.train().")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> NoReturn:
-        """Raises `UsageError`: the Trainer resumes from checkpoints of its own."""
-        raise UsageError(
-            "The Trainer resumes from checkpoints of its own, in which this state is: call "
-            "trainer.train(resume_from_checkpoint=...)."
-        )
-
     def _host_header(self) -> RunHeader:
         args: TrainingArguments = self._trainer.args
         return RunHeader(
@@ -167,7 +139,7 @@ class TrainerRun(Run):
     def _hook(self) -> None:
         trainer = self._trainer
         build_loader, training_step = trainer.get_train_dataloader, trainer.training_step
-        compute_loss, train = trainer.compute_loss, trainer.train
+        compute_loss, save_model, train = trainer.compute_loss, trainer.save_model, trainer.train
 
         @functools.wraps(build_loader)
         def tagged_loader() -> Any:
@@ -202,6 +174,18 @@ class TrainerRun(Run):
             loss = self._take_loss(loss, rows, num_labels, num_items=kwargs.get("num_items_in_batch"))
             return (loss, *outputs) if outputs else loss
 
+        @functools.wraps(save_model)
+        def saved_with_state(*args: Any, **kwargs: Any) -> None:
+            folder = Path((args[0] if args else kwargs.get("output_dir")) or "")
+            is_checkpoint = kwargs.get("_internal_call") and folder.name == f"checkpoint-{trainer.state.global_step}"
+            if not self._training or not is_checkpoint:  # the user's own, of some ranks perhaps
+                save_model(*args, **kwargs)
+                return
+            state = self.state_dict()  # what it may raise leaves no half of a checkpoint
+            save_model(*args, **kwargs)
+            if trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
+                save_state(folder, state)
+
         @functools.wraps(train)
         def recorded_train(*args: Any, **kwargs: Any) -> Any:
             reason = "closed"
@@ -221,6 +205,7 @@ class TrainerRun(Run):
         trainer.get_train_dataloader = tagged_loader
         trainer.training_step = recorded_training_step
         trainer.compute_loss = judged_loss
+        trainer.save_model = saved_with_state
         trainer.train = recorded_train
 
     def _begin_training(self) -> None:
@@ -277,12 +262,6 @@ class TrainerRun(Run):
         self._saved = SavedState(Path(found)) if found else None  # none: the trainer says so itself
         if self._saved is not None:
             self._saved.check(self._core)
-
-    def _save_state(self, folder: Path) -> None:
-        """Puts the run's state into a checkpoint; waits for the device where that decides, on every rank alike."""
-        state = self.state_dict()
-        if self._trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
-            save_state(folder, state)
 
     def _remove_taps(self) -> None:
         if self._tap is not None:
@@ -392,6 +371,5 @@ class _Moments(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._run._training:
-            name = f"checkpoint-{state.global_step}"
-            self._run._core.event("checkpoint", {"folder": name}, step=state.global_step)
-            self._run._save_state(Path(self._run._trainer.args.output_dir, name))
+            folder = f"checkpoint-{state.global_step}"
+            self._run._core.event("checkpoint", {"folder": folder}, step=state.global_step)

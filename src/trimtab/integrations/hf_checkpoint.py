@@ -1,8 +1,9 @@
 """What a Trainer's checkpoint holds of a run: `checkpoint-N/trimtab_state.json`, beside the files of transformers.
 
 Enters: a checkpoint's folder, and what `Run.state_dict` gave; or the file, which may have been through other people's
-hands. Leaves: the file, whole or not at all; or a gate that goes on where the file was written. Invariant: all of a
-file is looked at before anything of it is taken over. It is JSON, read up to a size, and nothing in it is ever run.
+hands. Leaves: the file, whole or not at all; or a gate that goes on where the file was written. Invariants: all of a
+file is looked at before anything of it is taken over; it is JSON, read up to a size, and nothing in it is ever run.
+What an earlier training left in a folder is no state of this one.
 
 A file of our own, because transformers gives a callback its state back as a new object, only if told to, and then
 cannot go on from a checkpoint without one.
@@ -14,36 +15,41 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from trimtab.errors import UsageError
-from trimtab.log.disk import write_file
+from trimtab.log.disk import NEW_SUFFIX, write_whole
 from trimtab.notices import warn, warn_once
 from trimtab.run import RunCore
 from trimtab.torch.gate import Gate
 
 STATE_NAME: Final = "trimtab_state.json"
 
-MAX_SIZE_BYTES: Final = 64 << 20
-"""Largest file that is read or written: a window of three million losses."""
+MAX_SIZE_BYTES: Final = 4 << 20
+"""Largest file that is read or written: a window of 160,000 losses, of up to 25 bytes each; 8 or 100 are usual."""
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Puts a run's state into a checkpoint. A disk that refuses it costs the state, and one line says so.
 
     Args:
-        folder: The checkpoint, which is there.
+        folder: The checkpoint, made where missing.
         state: What `Run.state_dict` gave.
     """
     data = json.dumps(state, allow_nan=False).encode("ascii")
+    path, draft = folder / STATE_NAME, folder / (STATE_NAME + NEW_SUFFIX)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in (path, draft):  # by an earlier training, or one that was killed as it wrote
+            left.unlink(missing_ok=True)
         if len(data) > MAX_SIZE_BYTES:  # nobody would read it
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        with write_file(folder / STATE_NAME) as file:
-            file.write(data)
+        write_whole(path, data)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         warn_once(
             "hf",
             f"Trimtab's state is not in {folder} ({error.strerror}): a training that is resumed from there is a new "
@@ -96,8 +102,8 @@ class SavedState:
         elif gate.core.guard is not None and gate.core.is_first_rank:
             warn(
                 "hf",
-                f"{self._folder} holds no {STATE_NAME}, as it was saved without Trimtab: the guard begins with an "
-                "empty window.",
+                f"{self._folder} holds no {STATE_NAME}: it was saved without Trimtab, or the file could not be written "
+                "or was not copied. The guard begins with an empty window.",
             )
 
     @contextmanager
@@ -122,12 +128,20 @@ def _read(path: Path) -> Any:
     if len(data) > MAX_SIZE_BYTES:
         raise _damaged(path, f"more than {MAX_SIZE_BYTES} bytes")
     try:
-        state = json.loads(data)
+        state = json.loads(data, object_pairs_hook=_refuse_twice)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "no JSON") from error
+        raise _damaged(path, "no JSON, or a name twice in it") from error
     if not isinstance(state, dict):
         raise _damaged(path, "no JSON object")
     return state
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless a name stands twice in it, of which each reader takes another."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return entries
 
 
 def _damaged(path: Path, found: str) -> UsageError:

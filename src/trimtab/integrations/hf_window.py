@@ -50,7 +50,7 @@ class TrainerWindow:
         self._num_beyond = torch.zeros((), dtype=torch.int64)
         self._holding = False
         guard = gate.core.guard
-        self._removes = guard is not None and guard.config.skipped_tokens == "removed"
+        self._removes = guard is not None and guard.config.removes
         self.begin()
 
     def begin(self) -> None:

@@ -65,8 +65,8 @@ def check_run_id(run_id: str) -> None:
     """Refuses an id that cannot be a folder's name, with `UsageError`."""
     if not isinstance(run_id, str) or not RUN_ID.match(run_id):
         raise UsageError(
-            f"run_id {run_id!r} cannot name a folder: expected 1 to 64 letters, digits, '.', '_' or '-', "
-            "the first a letter or digit"
+            f"run_id {run_id!r:.80} cannot name a folder: expected 1 to 64 letters, digits, '.', '_' or '-', the first "
+            "a letter or digit."
         )
 
 

@@ -5,8 +5,10 @@ is compared with, its oracle, is the loop itself without a guard: nothing of the
 guard is right.
 """
 
-from trimtab.proof.loop import Loop
+from trimtab.proof.factory import load_factory
+from trimtab.proof.loop import Factory, Loop, build_loop
 from trimtab.proof.proving import case_names, prove
+from trimtab.proof.trial import GUARDS
 from trimtab.proven import CaseResult, Proof
 
-__all__ = ["CaseResult", "Loop", "Proof", "case_names", "prove"]
+__all__ = ["GUARDS", "CaseResult", "Factory", "Loop", "Proof", "build_loop", "case_names", "load_factory", "prove"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from trimtab.proof.faults import FAULTS, FAULTY_WINDOW, FINITE_SPIKE, PLACES, Fault, Place, Plant
 from trimtab.proof.trial import GuardSetting, Trial
+from trimtab.proven import CaseOutcome, CaseResult
 
 HEALTHY = Trial(guard="none")
 """The loop as it is without any guard."""
@@ -97,6 +98,10 @@ class Case:
         plant = replace(self.plant, ranks=everywhere, fault=None, left_out=True, dropped=drops)
         return Trial(guard="none", plants=self._with_follow_up(plant, left_out_on=everywhere))
 
+    def with_window_dropped(self) -> Trial:
+        """The loop without a guard, on healthy data, that does not step in the faulty window."""
+        return Trial(guard="none", plants=(replace(self.plant, ranks=self.every_rank, fault=None, dropped=True),))
+
     def with_blind_guard(self) -> Trial:
         """The oracle of a guard that skipped the fault and was blind to the spike after it."""
         follow_up = self.follow_up
@@ -137,6 +142,31 @@ class Case:
             place: None: the same one.
         """
         return replace(self, fault=fault, place=place if place is not None else self.place)
+
+    def result(
+        self,
+        outcome: CaseOutcome,
+        *,
+        check: str | None = None,
+        found: float | None = None,
+        expected: float | None = None,
+        mistake: str | None = None,
+        text: str,
+    ) -> CaseResult:
+        """What became of this case; the arguments are those of `CaseResult`."""
+        return CaseResult(
+            case=self.name,
+            fault=self.fault,
+            place=self.place,
+            processes=self.processes,
+            ranks=self.ranks if self.fault is not None else (),
+            outcome=outcome,
+            check=check,
+            found=found,
+            expected=expected,
+            mistake=mistake,
+            text=text,
+        )
 
     def _with_follow_up(self, plant: Plant, *, left_out_on: tuple[int, ...] | None = None) -> tuple[Plant, ...]:
         follow_up = self.follow_up

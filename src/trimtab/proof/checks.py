@@ -4,30 +4,34 @@ Enters: a case, and a way to run its trials. Leaves: proven, failed with the two
 Invariants: a check that fails names what was found and what was expected; a case is proven only if every check that
 applies to it was made.
 
-    case -> trials -> evidence -> the checks, in the order of CHECKS -> the first that fails -> name_mistake
+    case -> trials -> evidence -> the checks, in the order of CHECKS -> the first that fails -> its rule: the mistake
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from trimtab.errors import UsageError
+from trimtab.errors import TrimtabError, UsageError
+from trimtab.proof import explaining
 from trimtab.proof.cases import HEALTHY, LARGER, Case
 from trimtab.proof.comparison import distance, largest_gap, norm
-from trimtab.proof.evidence import Evidence, Failed, Named, Run
+from trimtab.proof.evidence import Evidence, Failed, Named, RunTrial
 from trimtab.proof.factory import last_line
 from trimtab.proof.faults import FAULTY_WINDOW, FINITE_SPIKE
-from trimtab.proof.mistakes import MISTAKES, mistake_of_error, name_mistake
+from trimtab.proof.mistakes import Mistake
 from trimtab.proof.trial import Outcome, Trial
-from trimtab.proven import CaseOutcome, CaseResult
+from trimtab.proven import CaseResult
 
 _WINDOW: Final = FAULTY_WINDOW + 1
 """The faulty window as people count; also the place of the state after it among snapshots, the first of which is the
 state before any."""
+
+NOT_THROUGH: Final = "comes to its end"
+"""The check of a case whose trial under the guard raises, dies or waits for ever."""
 
 
 class _NotApplicableError(Exception):
@@ -38,7 +42,21 @@ class _GuardedLoopError(Exception):
     """The loop under a guard did not come to its end; the cause says why."""
 
 
-def judge(case: Case, run: Run) -> CaseResult:
+class Check(NamedTuple):
+    """Something that is asked of a case's evidence.
+
+    Attributes:
+        name: What reports call it.
+        look: Gives what is wrong; None where nothing is.
+        explain: Gives the mistake behind it; None where none is known.
+    """
+
+    name: str
+    look: Callable[[Evidence], Failed | None]
+    explain: explaining.Rule
+
+
+def judge(case: Case, run: RunTrial) -> CaseResult:
     """Runs the trials that a case needs, and says what they show.
 
     Args:
@@ -48,41 +66,34 @@ def judge(case: Case, run: Run) -> CaseResult:
             result.
 
     Raises:
-        UsageError: The loop without a guard is not finite on healthy data.
-        Exception: What `run` raises about it: such a loop cannot be proven.
+        TrimtabError: The loop fails without a guard too, on healthy data: such a loop cannot be proven.
     """
-    if not all(outcome.is_finite for outcome in run(HEALTHY)):
-        raise UsageError(
-            "Without a guard and on healthy data the loop's parameters or moments are not finite: nothing can be "
-            "compared. Make the loop train, at small size, before it is proven."
-        )
     try:
         evidence = _gather(case, run)
-        failed = first_failure(evidence)
+        found = first_failure(evidence)
     except _NotApplicableError as reason:
-        return _result(case, "not_applicable", text=str(reason))
+        return case.result("not_applicable", text=str(reason))
     except _GuardedLoopError as broken:
         return _not_through(case, broken.__cause__)
-    if failed is None:
-        return _result(case, "proven", text=_how_near(evidence))
-    named = name_mistake(evidence, failed)
+    if found is None:
+        return case.result("proven", text=_how_near(evidence))
+    check, failed = found
+    named = check.explain(evidence, failed)
     if named is None or named.mistake is None:
-        return _result(case, "failed", check=failed.check, numbers=failed, text=f"{failed.text}.")
-    mistake = MISTAKES[named.mistake]
-    text = f"{mistake.what}: {named.text}. {mistake.remedy[0].upper()}{mistake.remedy[1:]}."
-    return _result(case, "failed", check=failed.check, numbers=named, mistake=named.mistake, text=text)
+        return _failed(case, check.name, failed, text=f"{failed.text}.")
+    return _failed(case, check.name, named, mistake=named.mistake, text=named.mistake.sentence(named.text))
 
 
-def first_failure(evidence: Evidence) -> Failed | None:
-    """The first check that fails; None where the case is proven."""
+def first_failure(evidence: Evidence) -> tuple[Check, Failed] | None:
+    """The first check that fails, and what it found; None where the case is proven."""
     checks = HEALTHY_CHECKS if evidence.case.fault is None else CHECKS
-    return next((failed for check in checks if (failed := check(evidence)) is not None), None)
+    return next(((check, failed) for check in checks if (failed := check.look(evidence)) is not None), None)
 
 
 # Trials.
 
 
-def _gather(case: Case, run: Run) -> Evidence:
+def _gather(case: Case, run: RunTrial) -> Evidence:
     """The case's trials: first the oracles, then the one under the guard."""
     oracles = _oracles(case, run)
     found = _guarded(case.with_fault(guard=case.guard) if case.fault is not None else Trial(guard=case.guard), run)
@@ -90,29 +101,48 @@ def _gather(case: Case, run: Run) -> Evidence:
     def fails_as(other: Case) -> Named | None:
         try:
             evidence = _gather(other, run)
-            failed = first_failure(evidence)
+            failure = first_failure(evidence)
         except (_NotApplicableError, _GuardedLoopError) as error:
             return Named(None, math.nan, 0.0, str(error))
-        if failed is None:
+        if failure is None:
             return None
-        return name_mistake(evidence, failed) or Named(None, failed.found, failed.expected, failed.text)
+        check, failed = failure
+        return check.explain(evidence, failed) or Named(None, failed.found, failed.expected, failed.text)
 
     oracle = min(oracles, key=lambda oracle: _length(found, oracle))
     return Evidence(case=case, found=found, oracle=oracle, run=run, fails_as=fails_as)
 
 
-def _guarded(trial: Trial, run: Run) -> Sequence[Outcome]:
+def _guarded(trial: Trial, run: RunTrial) -> Sequence[Outcome]:
+    expected = [outcome.num_micros for outcome in _unguarded(HEALTHY, run)]
+    try:
+        outcomes = run(trial)
+        found = [outcome.num_micros for outcome in outcomes]
+        if found != expected:
+            raise UsageError(
+                f"its windows have {found} micro-batches on each rank, without a guard {expected}: build the same "
+                "windows whatever the guard"
+            )
+    except Exception as error:
+        raise _GuardedLoopError(last_line(error)) from error
+    return outcomes
+
+
+def _unguarded(trial: Trial, run: RunTrial) -> Sequence[Outcome]:
     try:
         return run(trial)
     except Exception as error:
-        raise _GuardedLoopError(last_line(error)) from error
+        raise TrimtabError(
+            "The loop without a guard fails on healthy data, or where a micro-batch of it is left out: "
+            f"{last_line(error)}. Nothing can be compared with it."
+        ) from error
 
 
-def _oracles(case: Case, run: Run) -> list[Sequence[Outcome]]:
+def _oracles(case: Case, run: RunTrial) -> list[Sequence[Outcome]]:
     if case.fault is None:
-        return [run(HEALTHY)]
+        return [_unguarded(HEALTHY, run)]
     if not case.planted.takes_tokens:
-        return [run(case.without_loss())]
+        return [_unguarded(case.without_loss(), run)]
     oracles = []
     for trial in case.without_tokens():
         try:
@@ -143,7 +173,7 @@ def _finite(evidence: Evidence) -> Failed | None:
                 continue
             num_bad = int((~np.isfinite(snapshot.parameters)).sum() + (~np.isfinite(snapshot.moments)).sum())
             text = f"{num_bad} numbers of parameters and moments are not finite after window {place}, expected 0"
-            return Failed("all finite", float(num_bad), 0.0, text + _of_rank(evidence, outcome))
+            return Failed(float(num_bad), 0.0, text + _of_rank(evidence, outcome))
     return None
 
 
@@ -159,7 +189,7 @@ def _ranks_alike(evidence: Evidence) -> Failed | None:
                     f"after window {place} the parameters of ranks {first.rank} and {outcome.rank} differ by up to "
                     f"{gap:.3e}, expected 0"
                 )
-                return Failed("ranks alike", gap, 0.0, text)
+                return Failed(gap, 0.0, text)
     return None
 
 
@@ -176,7 +206,7 @@ def _counted(evidence: Evidence) -> Failed | None:
         return None
     outcome, count = wrong[0] if wrong else evidence.counted[-1]
     text = f"the guard says it skipped {count} micro-batches, expected {planted}" + _of_rank(evidence, outcome)
-    return Failed("skips counted", float(count), float(planted), text)
+    return Failed(float(count), float(planted), text)
 
 
 def _unmoved(evidence: Evidence) -> Failed | None:
@@ -188,7 +218,7 @@ def _unmoved(evidence: Evidence) -> Failed | None:
         if before.digest != after.digest:
             length = norm(after.parameters - before.parameters)
             text = f"window {_WINDOW}, in which nothing counts, moved the parameters by {length:.3e}, expected 0"
-            return Failed("skipped window moves nothing", length, 0.0, text + _of_rank(evidence, outcome))
+            return Failed(length, 0.0, text + _of_rank(evidence, outcome))
     return None
 
 
@@ -200,7 +230,7 @@ def _like_oracle(evidence: Evidence) -> Failed | None:
                 f"after window {window + 1} the parameters are {apart.parameters:.3e} from those of the training that "
                 f"never saw the fault (2-norm; it moved by {apart.move:.3e} since window {FAULTY_WINDOW}), expected 0"
             )
-            return Failed("same as the oracle", apart.parameters, 0.0, text)
+            return Failed(apart.parameters, 0.0, text)
     return None
 
 
@@ -211,7 +241,7 @@ def _reported(evidence: Evidence) -> Failed | None:
             for window, loss in enumerate(outcome.losses):
                 if loss is not None and not math.isfinite(loss):
                     text = f"the reported loss of window {window + 1} is {loss}, expected a finite one"
-                    return Failed("reported loss", loss, 0.0, text + _of_rank(evidence, outcome))
+                    return Failed(loss, 0.0, text + _of_rank(evidence, outcome))
     if case.fault != FINITE_SPIKE:
         return None
     larger = _guarded(case.with_fault(guard=case.guard, size=LARGER), evidence.run)
@@ -220,24 +250,29 @@ def _reported(evidence: Evidence) -> Failed | None:
 
 def _losses_apart(evidence: Evidence, others: Sequence[Outcome], *, what: str) -> Failed | None:
     for outcome, other in zip(evidence.found, others, strict=True):
+        if not outcome.losses or not other.losses:
+            continue  # one of the two reports none, as a loop may that has no guard to ask
         for window, (loss, same) in enumerate(zip(outcome.losses, other.losses, strict=True)):
             if loss is None or same is None or loss == same or (math.isnan(loss) and math.isnan(same)):
                 continue
             text = f"the reported loss of window {window + 1} is {loss:.6g}, {what} {same:.6g}, expected the same"
-            return Failed("reported loss", loss, same, text + _of_rank(evidence, outcome))
+            return Failed(loss, same, text + _of_rank(evidence, outcome))
     return None
 
 
 def _on_schedule(evidence: Evidence) -> Failed | None:
     for outcome, oracle in zip(evidence.found, evidence.oracle, strict=True):
         for place, (ours, theirs) in enumerate(zip(outcome.snapshots, oracle.snapshots, strict=True)):
+            if len(ours.lrs) != len(theirs.lrs):
+                text = f"the optimizer has {len(ours.lrs)} learning rates, expected {len(theirs.lrs)}"
+                return Failed(float(len(ours.lrs)), float(len(theirs.lrs)), text + _of_rank(evidence, outcome))
             pairs = [("learning rate", lr, expected) for lr, expected in zip(ours.lrs, theirs.lrs, strict=True)]
             if ours.scale is not None and theirs.scale is not None:
                 pairs.append(("loss scale", ours.scale, theirs.scale))
             for what, found, expected in pairs:
                 if found != expected:
                     text = f"the {what} after window {place} is {found:.6g}, expected {expected:.6g}"
-                    return Failed("schedule and scaler", found, expected, text + _of_rank(evidence, outcome))
+                    return Failed(found, expected, text + _of_rank(evidence, outcome))
     return None
 
 
@@ -250,7 +285,7 @@ def _like_healthy(evidence: Evidence) -> Failed | None:
                     f"after window {place} the parameters differ by up to {gap:.3e} from those without a guard, "
                     "expected 0, to the last bit; a loop that trains otherwise each time shows the same"
                 )
-                return Failed("same as no guard", gap, 0.0, text + _of_rank(evidence, outcome))
+                return Failed(gap, 0.0, text + _of_rank(evidence, outcome))
     return None
 
 
@@ -258,23 +293,26 @@ def _reported_as_healthy(evidence: Evidence) -> Failed | None:
     return _losses_apart(evidence, evidence.oracle, what="without a guard")
 
 
-CHECKS: Final[tuple[Callable[[Evidence], Failed | None], ...]] = (
-    _finite,
-    _ranks_alike,
-    _counted,
-    _unmoved,
-    _on_schedule,
-    _like_oracle,
-    _reported,
+_COUNTED: Final = Check("skips counted", _counted, explaining.miscounted)
+_ON_SCHEDULE: Final = Check("schedule and scaler", _on_schedule, explaining.always(Mistake.schedule_held))
+
+CHECKS: Final = (
+    Check("all finite", _finite, explaining.not_finite),
+    Check("ranks alike", _ranks_alike, explaining.ranks_apart),
+    _COUNTED,
+    Check("skipped window moves nothing", _unmoved, explaining.moved),
+    _ON_SCHEDULE,
+    Check("same as the oracle", _like_oracle, explaining.unlike_oracle),
+    Check("reported loss", _reported, explaining.always(Mistake.spike_in_reported_loss)),
 )
 """Of a case with a fault. What is not finite can be compared with nothing; ranks that part, and another learning rate,
 explain what follows."""
 
-HEALTHY_CHECKS: Final[tuple[Callable[[Evidence], Failed | None], ...]] = (
-    _like_healthy,
-    _counted,
-    _reported_as_healthy,
-    _on_schedule,
+HEALTHY_CHECKS: Final = (
+    Check("same as no guard", _like_healthy, explaining.always(Mistake.healthy_run_changed)),
+    _COUNTED,
+    Check("reported loss", _reported_as_healthy, explaining.always(Mistake.spike_in_reported_loss)),
+    _ON_SCHEDULE,
 )
 """Of a case without one."""
 
@@ -297,33 +335,19 @@ def _how_near(evidence: Evidence) -> str:
 def _not_through(case: Case, error: BaseException | None) -> CaseResult:
     assert error is not None, "what did not come through says why"
     said = last_line(error)
-    mistake = mistake_of_error(case, error)
-    if mistake is None:
-        return _result(case, "failed", check="comes to its end", text=f"the loop under a guard failed: {said}")
-    entry = MISTAKES[mistake]
-    text = f"{entry.what}: {said}. {entry.remedy[0].upper()}{entry.remedy[1:]}."
-    return _result(case, "failed", check="comes to its end", mistake=mistake, text=text)
+    mistake = explaining.mistake_of_error(case, error)
+    text = f"the loop under a guard failed: {said}." if mistake is None else mistake.sentence(said)
+    return _failed(case, NOT_THROUGH, mistake=mistake, text=text)
 
 
-def _result(
-    case: Case,
-    outcome: CaseOutcome,
-    *,
-    check: str | None = None,
-    numbers: Failed | Named | None = None,
-    mistake: str | None = None,
-    text: str,
+def _failed(
+    case: Case, check: str, numbers: Failed | Named | None = None, *, mistake: Mistake | None = None, text: str
 ) -> CaseResult:
-    return CaseResult(
-        case=case.name,
-        fault=case.fault,
-        place=case.place,
-        processes=case.processes,
-        ranks=case.ranks if case.fault is not None else (),
-        outcome=outcome,
+    return case.result(
+        "failed",
         check=check,
         found=numbers.found if numbers is not None else None,
         expected=numbers.expected if numbers is not None else None,
-        mistake=mistake,
+        mistake=mistake.name if mistake is not None else None,
         text=text,
     )

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from trimtab.proof.cases import Case
 from trimtab.proof.comparison import Distance, distance
 from trimtab.proof.faults import FAULTY_WINDOW, micros_at
+from trimtab.proof.mistakes import Mistake
 from trimtab.proof.trial import Outcome, Trial
 
-Run = Callable[[Trial], Sequence[Outcome]]
+RunTrial = Callable[[Trial], Sequence[Outcome]]
 """Runs a trial on as many processes as its case has; gives the outcome of each rank."""
 
 
@@ -22,13 +23,11 @@ class Failed(NamedTuple):
     """A check that failed.
 
     Attributes:
-        check: Its name.
         found: What was found, a number.
         expected: What was expected.
         text: Both in words, with their units.
     """
 
-    check: str
     found: float
     expected: float
     text: str
@@ -38,13 +37,13 @@ class Named(NamedTuple):
     """A mistake that explains why a check failed.
 
     Attributes:
-        mistake: Its name in the catalogue; None where no entry fits.
+        mistake: Its entry in the catalogue; None where none fits.
         found: The number that shows it.
         expected: What it should have been.
         text: What is wrong, with both numbers.
     """
 
-    mistake: str | None
+    mistake: Mistake | None
     found: float
     expected: float
     text: str
@@ -65,7 +64,7 @@ class Evidence:
     case: Case
     found: Sequence[Outcome]
     oracle: Sequence[Outcome]
-    run: Run
+    run: RunTrial
     fails_as: Callable[[Case], Named | None]
 
     @property

@@ -61,8 +61,11 @@ def load_factory(name: str) -> Factory:
 
 
 def last_line(error: BaseException) -> str:
-    """What an error says, as the last line of its traceback does, on one line of at most 500 characters."""
-    said = " ".join(str(error).split())[:500]
+    """What an error says, as the last line of its traceback does, on one line of at most 500 characters.
+
+    Without a full stop, so that it can stand within a sentence.
+    """
+    said = " ".join(str(error).split())[:500].rstrip(".")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

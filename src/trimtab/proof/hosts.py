@@ -25,8 +25,8 @@ Train = Callable[[Windows], Sequence[float | None] | None]
 
 def run_training(
     run: Any, model: nn.Module, micro_loss: Callable[[Any], torch.Tensor], *, scheduler: Any, scaler: Any
-) -> tuple[Train, Callable[[], int]]:
-    """The training of a loop around a `trimtab.Run`, and how to ask it what was skipped.
+) -> Train:
+    """The training of a loop around a `trimtab.Run`.
 
     Args:
         run: The run.
@@ -35,10 +35,8 @@ def run_training(
         scheduler: Is stepped on every window.
         scaler: Scales each loss, and is handed to `run.step`.
     """
-    num_skipped = 0
 
     def train(windows: Windows) -> list[float | None]:
-        nonlocal num_skipped
         losses: list[float | None] = []
         for micros in windows:
             for place, batch in enumerate(micros):
@@ -49,10 +47,9 @@ def run_training(
             if scheduler is not None:
                 scheduler.step()
             losses.append(outcome.loss)
-            num_skipped += outcome.num_skipped_micros
         return losses
 
-    return train, lambda: num_skipped
+    return train
 
 
 def engine_training(engine: Any, *, end_window: Callable[[], Any] | None) -> Train:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Self
 
 import torch
@@ -77,15 +76,14 @@ class Loop:
             scheduler: Is stepped on every window.
             scaler: Scales each loss, and is handed to `run.step`.
         """
-        train, num_skipped = run_training(run, model, micro_loss, scheduler=scheduler, scaler=scaler)
         return cls(
             model=model,
             optimizer=optimizer,
-            train=train,
+            train=run_training(run, model, micro_loss, scheduler=scheduler, scaler=scaler),
             windows=windows,
             scheduler=scheduler,
             scaler=scaler,
-            num_skipped=num_skipped,
+            num_skipped=lambda: int(run.num_skipped),
         )
 
     @classmethod
@@ -147,13 +145,8 @@ class Loop:
             optimizer=trainer.optimizer,
             train=trainer_training(trainer),
             windows=windows,
-            num_skipped=None if run is None else partial(_num_skipped_of, run),
+            num_skipped=None if run is None else lambda: int(run.num_skipped),
         )
-
-
-def _num_skipped_of(run: Any) -> int:
-    guard = run.state_dict()["guard"]
-    return 0 if guard is None else int(guard["num_skipped"])
 
 
 Factory = Callable[[GuardConfig | None], Loop]

@@ -22,7 +22,7 @@ import torch
 
 from trimtab.errors import TrimtabError, UsageError
 from trimtab.proof.cases import HEALTHY, Case, cases_of
-from trimtab.proof.checks import judge
+from trimtab.proof.checks import NOT_THROUGH, judge
 from trimtab.proof.factory import last_line, load_factory
 from trimtab.proof.loop import Factory
 from trimtab.proof.pair import Pair, RanksError
@@ -107,23 +107,26 @@ def _checked(processes: Sequence[int]) -> tuple[int, ...]:
 def _proven(name: str, build: Factory, *, num_processes: int) -> Iterator[CaseResult]:
     """The cases of one number of processes, judged one after the other."""
     with Pair(name) as pair:
-        run = pair.run if num_processes > 1 else _alone(build)
-        trials = _Trials(run)
-        where = "in two processes" if num_processes > 1 else "in one process"
+        trials = _Trials(pair.run if num_processes > 1 else _alone(build))
+        _refuse_unsound(name, trials, where="in two processes" if num_processes > 1 else "in one process")
         for case in cases_of(num_processes):
-            if trials.num_broken >= _MAX_BROKEN:
-                yield _not_run(case)
-                continue
-            try:
-                trials.run(HEALTHY)
-                result = judge(case, trials.run)
-            except Exception as error:
-                # What a loop does under a guard is in the result: this is what it does without one.
-                raise TrimtabError(
-                    f"{name}: the loop cannot be built, or does not train without a guard, {where}: "
-                    f"{last_line(error)}. Make build(None) give a loop that trains on healthy data, then prove it."
-                ) from error
-            yield result
+            yield judge(case, trials.run) if trials.num_broken < _MAX_BROKEN else _not_run(case)
+
+
+def _refuse_unsound(name: str, trials: _Trials, *, where: str) -> None:
+    """Refuses a loop that does not train without a guard: nothing can be compared with it."""
+    try:
+        outcomes = trials.run(HEALTHY)
+    except Exception as error:
+        raise TrimtabError(
+            f"{name}: the loop cannot be built, or does not train without a guard, {where}: {last_line(error)}. Make "
+            "build(None) give a loop that trains on healthy data, then prove it."
+        ) from error
+    if not all(outcome.is_finite for outcome in outcomes):
+        raise TrimtabError(
+            f"{name}: without a guard and on healthy data the loop's parameters or moments are not finite, {where}: "
+            "nothing can be compared. Make the loop train, at small size, before it is proven."
+        )
 
 
 def _alone(build: Factory) -> Callable[[Trial], Sequence[Outcome]]:
@@ -179,14 +182,9 @@ def _size_bytes(outcomes: Sequence[Outcome]) -> int:
 
 
 def _not_run(case: Case) -> CaseResult:
-    return CaseResult(
-        case=case.name,
-        fault=case.fault,
-        place=case.place,
-        processes=case.processes,
-        ranks=case.ranks if case.fault is not None else (),
-        outcome="failed",
-        check="comes to its end",
+    return case.result(
+        "failed",
+        check=NOT_THROUGH,
         text=f"It was not run: {_MAX_BROKEN} trials before it hung, died or raised on a rank. Mend those first.",
     )
 

@@ -29,8 +29,13 @@ from trimtab.proof.tokens import without_tokens
 
 GuardSetting = Literal["none", "off", "on"]
 
-MULTIPLIER, MIN_HISTORY = 10.0, 3
-"""Of a guard that is on: far above what healthy losses do, far below a planted spike; soon through its warm-up."""
+GUARDS: Final[dict[GuardSetting, GuardConfig | None]] = {
+    "none": None,
+    "off": GuardConfig(),
+    "on": GuardConfig(multiplier=10.0, min_history=3),
+}
+"""What a factory is handed. One that is on: far above what healthy losses do, far below a planted spike; soon through
+its warm-up."""
 
 _SEED: Final = 0
 
@@ -40,7 +45,7 @@ class Trial:
     """One training.
 
     Attributes:
-        guard: What the factory is handed: "none" is None, "off" a `GuardConfig()`, "on" one that skips.
+        guard: What the factory is handed, by its name in `GUARDS`.
         plants: What is done to which micro-batches, at most one plant a window.
     """
 
@@ -102,7 +107,7 @@ def run_trial(factory: Factory, trial: Trial) -> Outcome:
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        loop = build_loop(factory, _guard_of(trial.guard))
+        loop = build_loop(factory, GUARDS[trial.guard])
         windows = _windows_with(loop, trial.plants, rank=rank)
         if windows is None:
             why = "its batches name no labels, targets or mask, so that nobody knows which tokens are supervised"
@@ -121,12 +126,6 @@ def run_trial(factory: Factory, trial: Trial) -> Outcome:
         is_reached=planting.is_reached,
         terms=planting.terms,
     )
-
-
-def _guard_of(setting: GuardSetting) -> GuardConfig | None:
-    if setting == "none":
-        return None
-    return GuardConfig(multiplier=MULTIPLIER, min_history=MIN_HISTORY) if setting == "on" else GuardConfig()
 
 
 def _windows_with(loop: Loop, plants: Sequence[Plant], *, rank: int) -> Windows | None:

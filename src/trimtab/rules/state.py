@@ -80,6 +80,7 @@ def is_finite(value: Any) -> bool:
 
 def _equal(found: Any, wanted: Any) -> bool:
     try:
-        return bool(found == wanted)
+        # True is 1 to Python, and no version or size that anybody saved.
+        return isinstance(found, bool) is isinstance(wanted, bool) and bool(found == wanted)
     except Exception:  # noqa: BLE001 - an array or tensor, which compares with nothing here
         return False

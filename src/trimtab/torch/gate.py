@@ -300,6 +300,8 @@ class Gate:
         Raises:
             UsageError: As `RunCore.load_state_dict`.
         """
+        self.core.refuse_if_begun()  # what is refused leaves a lock-up to be raised that nobody has heard of
+        self.core.check_state(state)
         self.leave(waits=True)
         self.core.load_state_dict(state)
         if self._guarding is not None:

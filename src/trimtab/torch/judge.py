@@ -68,6 +68,7 @@ class Judge:
         self._late = late
         self._on_device: bool | None = None
         self._rule: DeviceRule | None = None
+        self._is_agreed = False
         self._last_step = 0
 
     @property
@@ -93,16 +94,19 @@ class Judge:
 
         Raises:
             GuardLockupError: If the guard is set to raise on a lock-up, and the host decides.
-            UsageError: If another rank's guard has other settings or another history; told at the first micro-batch.
+            UsageError: If another rank's guard has other settings or another history; told at the first micro-batch,
+                and at the first one after a state was loaded.
         """
         own = _own_figures(micro_batch, extra=extra, beyond=beyond)
         has_terms = extra is not None or beyond is not None
         if self._on_device is None:
             self._settle(own.device)
+        if not self._is_agreed:
             guard = self._core.guard
             assert guard is not None, "a judge belongs to a run with a guard"
             # A state that one rank has loaded and another has not would make verdicts of their own, too.
             self._ranks.refuse_unlike({**guard.config.saved, "history": guard.history.told})
+            self._is_agreed = True
         if self._on_device:
             return self._on_the_device(own, micro_batch.num_tokens, leading_row, has_terms=has_terms)
         return self._on_the_host(own, leading_row, has_terms=has_terms)
@@ -121,7 +125,12 @@ class Judge:
             self.load()
 
     def load(self) -> None:
-        """Goes on from the history that the host's guard has now; waits for the device where that decides."""
+        """Goes on from the history that the host's guard has now; waits for the device where that decides.
+
+        Among ranks the next micro-batch compares what each has loaded. One that alone has loaded anything then calls a
+        collective more than the others, which gloo ends and NCCL waits for: better than verdicts of its own.
+        """
+        self._is_agreed = False
         if self._rule is None:
             return
         guard = self._core.guard

@@ -26,7 +26,7 @@ from trimtab.run import RunCore, switched_off
 from trimtab.torch.anchors import anchored
 from trimtab.torch.decision import Decision
 from trimtab.torch.gate import Gate
-from trimtab.torch.gradients import GradientNorms, drop_gradients, gradient_norms, scale_gradients
+from trimtab.torch.gradients import drop_gradients
 from trimtab.torch.losses import rows_alone
 from trimtab.torch.outcome import WindowResult
 from trimtab.torch.ranks import Ranks
@@ -111,13 +111,13 @@ class Kit:
 
     # Once a micro-batch.
 
-    def _judge(self, loss: torch.Tensor | float, num_tokens: torch.Tensor | int) -> bool:
+    def _judge(self, loss: Any, num_tokens: torch.Tensor | int) -> bool:
         core = self._gate.core
         if core.guard is None:
             return True
         if self._judged is not None:
             raise self._unaccumulated("guard_loss")
-        if isinstance(loss, (int, float)):
+        if isinstance(loss, (int, float)) and not isinstance(loss, bool):
             loss = torch.tensor(float(loss), dtype=torch.float64)
         check_loss(loss, where="guard_loss", instead="a plain number may stand for it")
         check_tokens(num_tokens)
@@ -195,7 +195,7 @@ class Kit:
             )
         trained = list({id(parameter): parameter for parameter in parameters}.values())
         is_empty = self._gate.close_window(scaler_waits=scaler is not None)
-        verdict = self._gate.judge_step(None if is_empty else self._put_right(trained))
+        verdict = self._gate.judge_step(None if is_empty else self._mean.put_right(trained, core.window))
         if scaler is not None and verdict.is_for_norm:
             verdict = StepVerdict(STEP_CODE["scaler_overflow"])
         elif scaler is None and verdict.dropped:
@@ -211,15 +211,6 @@ class Kit:
         self._mean.begin()
         return WindowResult.of(outcome)
 
-    def _put_right(self, trained: list[nn.Parameter]) -> GradientNorms | None:
-        """Gives the window's gradients their scale; measures them where there is a guard."""
-        core = self._gate.core
-        is_judged = core.guard is not None
-        factor = self._mean.factor(core.window, is_judged=is_judged)
-        if factor is not None:
-            scale_gradients(trained, factor)
-        return gradient_norms(trained) if is_judged else None
-
     # State.
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,8 +221,8 @@ class Kit:
         """Goes on where `state_dict` was taken; call it between two windows, after `build_loss_guard`.
 
         Raises:
-            UsageError: If a window is open, or the state is of another version or guard, or damaged; nothing has
-                changed then.
+            UsageError: If a window is open, or the state is of another version or guard, or of one that judges losses
+                of another kind, or damaged; nothing has changed then.
         """
         self._refuse_open_window("load_state_dict")
         self._gate.load_state_dict(state)
@@ -239,15 +230,20 @@ class Kit:
     # Within.
 
     def _made(self, config: GuardConfig | None) -> tuple[Gate, WindowMean]:
-        core = RunCore(RunHeader(run_id=None, backend="torch"), guard=config, record=False)
-        core.words.rank = self._ranks.rank  # every rank decides alike; one of them tells
-        if core.guard is not None:
-            core.guard.quiet = self._ranks.rank > 0
-        removed = config is not None and config.skipped_tokens == "removed"
-        mean = WindowMean(
-            normalize=self._normalize, accumulation=self._accumulation, removed=removed, ranks=self._ranks
+        core = RunCore(
+            RunHeader(run_id=None, backend="torch"),
+            guard=config,
+            record=False,
+            rank=self._ranks.rank,
+            loss_per="token" if self._normalize == "window" else "micro-batch",
         )
-        mean.divisor = _FIXED_DIVISOR
+        mean = WindowMean(
+            normalize=self._normalize,
+            accumulation=self._accumulation,
+            guard=core.config,
+            ranks=self._ranks,
+            divisor=_FIXED_DIVISOR,
+        )
         return Gate(core, model=self._model, optimizer=self._optimizer, ranks=self._ranks), mean
 
     def _begin_micro_batch(self) -> None:
@@ -271,7 +267,7 @@ class Kit:
         )
 
 
-def _check_value(loss: Any, num_tokens: Any, *, where: str) -> None:
+def _check_value(loss: object, num_tokens: object, *, where: str) -> None:
     check_loss(loss, where=where, instead="backward needs its graph")
     check_tokens(num_tokens)
 

@@ -7,8 +7,6 @@ what a call may hold and what the gradients are the mean of.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -90,7 +88,7 @@ class LossKit(Kit):
         """
         return self._judge(loss, 1)
 
-    def accumulate(self, loss: Any) -> torch.Tensor:
+    def accumulate(self, loss: object) -> torch.Tensor:
         """Counts the micro-batch in its window, and gives the loss to call backward on, once. Never waits.
 
         Args:
@@ -143,7 +141,7 @@ class TokenNormedLossKit(Kit):
         """
         return self._judge(loss_sum, num_tokens)
 
-    def accumulate_microbatch(self, loss_sum: Any, num_tokens: torch.Tensor | int) -> torch.Tensor:
+    def accumulate_microbatch(self, loss_sum: object, num_tokens: torch.Tensor | int) -> torch.Tensor:
         """Counts the micro-batch in its window, and gives the loss to call backward on, once. Never waits.
 
         Args:

@@ -28,13 +28,13 @@ from trimtab.guard import GuardConfig
 from trimtab.notices import say
 from trimtab.run import RunCore, switched_off
 from trimtab.torch.gate import Gate
-from trimtab.torch.gradients import GradientNorms, clip_gradients, gradient_norms, scale_gradients
+from trimtab.torch.gradients import clip_gradients
 from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.meeting import meeting_place
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.schedule import current_lr, loss_scale
-from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, checked_divisor
+from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, saved_divisor
 from trimtab.torch.stepped import SteppedParameters
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
@@ -114,15 +114,22 @@ class Run:
         self._ranks, self._process_group = Ranks.of(process_group), process_group
         meet = meeting_place(self._ranks, out=out, header=header, guard=guard)
         self._new_core = partial(
-            RunCore, header, out=out, guard=guard, record=record and self._ranks.records, meet=meet
+            RunCore,
+            header,
+            out=out,
+            guard=guard,
+            record=record and self._ranks.records,
+            meet=meet,
+            rank=self._ranks.rank,
         )
         self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer, ranks=self._ranks)
         self._optimizer = optimizer
         self._stepped = SteppedParameters(model, optimizer) if optimizer is not None else None
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
-        removed = guard is not None and guard.skipped_tokens == "removed"
-        self._mean = WindowMean(normalize=normalize, accumulation=accumulation, removed=removed, ranks=self._ranks)
+        self._mean = WindowMean(
+            normalize=normalize, accumulation=accumulation, guard=self._core.config, ranks=self._ranks
+        )
 
     # Once a micro-batch.
 
@@ -252,7 +259,9 @@ class Run:
         if scaler is not None:
             scale_before = loss_scale(scaler, device=stepped.device)
             scaler.unscale_(optimizer)  # looks at the zeros of a skip, too: a scaler wants to have seen something
-        norms = None if gate.close_window() else self._put_right(parameters)
+        norms = None
+        if not gate.close_window():
+            norms = self._mean.put_right(parameters, window, measures=self._max_grad_norm is not None)
         verdict = gate.judge_step(norms)
         stepped.clear_beside(where=verdict.is_for_norm)
         if norms is not None and self._max_grad_norm is not None:
@@ -276,15 +285,6 @@ class Run:
         )
         self._mean.begin()
         return outcome
-
-    def _put_right(self, parameters: Sequence[nn.Parameter]) -> GradientNorms | None:
-        """Gives the window's gradients their scale; measures them where anybody wants to know."""
-        core = self._core
-        is_judged = core.guard is not None
-        factor = self._mean.factor(core.window, is_judged=is_judged)
-        if factor is not None:
-            scale_gradients(parameters, factor)
-        return gradient_norms(parameters) if self._max_grad_norm is not None or is_judged else None
 
     def _may_lack_gradients(self) -> bool:
         """Whether it is known that a loop may have had nothing to call backward on: a skip, or no token."""
@@ -319,8 +319,7 @@ class Run:
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard.
         """
-        self._core.check_state(state)
-        divisor = checked_divisor(state.get("divisor"))
+        divisor = saved_divisor(state)
         self._gate.load_state_dict(state)
         self._mean.divisor = divisor
 
@@ -333,6 +332,12 @@ class Run:
     def folder(self) -> Path | None:
         """The run folder; None until something was recorded."""
         return self._core.folder
+
+    @property
+    def num_skipped(self) -> int:
+        """Micro-batches that the guard has skipped; 0 without one. Waits and raises as `state_dict`."""
+        self._gate.drain()
+        return self._core.guard.num_skipped if self._core.guard is not None else 0
 
     def close(self) -> None:
         """Writes what is pending and ends the run; a second call does nothing. Waits for the device.

@@ -5,14 +5,12 @@ Enters: what a user passes. Leaves: the same, or a `UsageError` that says what w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from trimtab.errors import UsageError
 
 
-def check_loss(loss: Any, *, where: str, instead: str) -> None:
+def check_loss(loss: object, *, where: str, instead: str) -> None:
     """Refuses what is no 0-d tensor of a float dtype.
 
     Args:
@@ -28,7 +26,7 @@ def check_loss(loss: Any, *, where: str, instead: str) -> None:
         )
 
 
-def check_tokens(num_tokens: Any) -> None:
+def check_tokens(num_tokens: object) -> None:
     """Refuses what is neither a whole number of 0 or more nor a 0-d integer tensor."""
     if isinstance(num_tokens, torch.Tensor):
         if num_tokens.dim() == 0 and not num_tokens.is_floating_point() and num_tokens.dtype != torch.bool:

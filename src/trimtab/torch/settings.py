@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import SupportsIndex
 
 from torch import nn
@@ -95,8 +96,9 @@ def refuse_uneven_inputs(model: nn.Module | None) -> None:
         )
 
 
-def checked_divisor(value: object) -> float | None:
-    """The divisor of a saved state, None where none was set yet; `UsageError` for anything but a positive number."""
+def saved_divisor(state: object) -> float | None:
+    """The divisor in a saved state, None where none was set yet; `UsageError` for anything but a positive number."""
+    value = state.get("divisor") if isinstance(state, Mapping) else None  # who reads the rest refuses what is no state
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:

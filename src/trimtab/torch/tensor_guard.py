@@ -211,8 +211,9 @@ class TensorGuard:
         self._hearing.settle()
 
     def load(self, history: History) -> None:
-        """Goes on from the guard's history; waits for the device."""
+        """Goes on from the guard's history; waits for the device. Among ranks the next call compares what each has."""
         self._rule.load(history)
+        self._is_agreed = False
 
     # Within.
 
@@ -264,7 +265,7 @@ def _say_what_has_no_effect(config: GuardConfig) -> None:
             'decide="host" has no effect on guard(loss), whose verdict is tensor code where the model is, so that the '
             "call never waits; leave it out, or use trimtab.Run, which knows it."
         )
-    if config.skipped_tokens == "removed":
+    if config.removes:
         warn_setting(
             'skipped_tokens="removed" has no effect on guard(loss), which scales no gradient: skipped tokens stay in '
             "whatever your loop divides by; leave it out, or use trimtab.Run, which knows it."

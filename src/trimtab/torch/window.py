@@ -4,20 +4,23 @@
 of the window counts alike. Under `skipped_tokens="removed"` what the guard left out is taken out of the divisor too.
 
 What a window holds is known only when it is complete, and backward is called before: so a loss is divided by what is
-known, and `WindowMean.factor` puts the gradients right before they are clipped.
+known, and `WindowMean.put_right` puts the gradients right before they are clipped.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from trimtab.errors import UsageError
+from trimtab.guard import GuardConfig
 from trimtab.guard.counts import WindowCounts
 from trimtab.torch.decision import Decision
-from trimtab.torch.gradients import widest
+from trimtab.torch.gradients import GradientNorms, gradient_norms, scale_gradients, widest
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.ranks import Ranks
 
@@ -69,24 +72,32 @@ class WindowMean:
     Attributes:
         num_tokens: Supervised tokens of this rank in the window that is being filled, those of skipped micro-batches
             among them; 0-d, on the device as soon as it holds a micro-batch.
-        divisor: What loss sums are divided by under "window"; any fixed number does, so the first micro-batch sets it.
+        divisor: What loss sums are divided by under "window": any fixed number does.
     """
 
     def __init__(
-        self, *, normalize: Literal["micro", "window"], accumulation: int, removed: bool, ranks: Ranks
+        self,
+        *,
+        normalize: Literal["micro", "window"],
+        accumulation: int,
+        guard: GuardConfig | None,
+        ranks: Ranks,
+        divisor: float | None = None,
     ) -> None:
         """Begins with an empty window.
 
         Args:
             normalize: What counts alike: micro-batches, or tokens.
             accumulation: Micro-batches in a full window.
-            removed: Whether skipped tokens leave the divisor.
+            guard: Settings of the guard that judges the window, and so counts the tokens of all ranks; None: nothing.
             ranks: The processes that share a window; their gradients are averaged.
+            divisor: As the attribute; None: the first micro-batch sets it.
         """
-        self.divisor: float | None = None
+        self.divisor = divisor
         self._by_token = normalize == "window"
         self._accumulation = accumulation
-        self._removed = removed
+        self._is_judged = guard is not None
+        self._removed = guard is not None and guard.removes
         self._ranks = ranks
         self.begin()
 
@@ -141,30 +152,22 @@ class WindowMean:
             loss = loss + aux / self._aux_divisor
         return loss
 
-    def factor(self, counts: WindowCounts, *, is_judged: bool) -> float | torch.Tensor | None:
-        """What the window's gradients must be multiplied by; None for nothing at all.
+    def put_right(
+        self, parameters: Sequence[nn.Parameter], counts: WindowCounts, *, measures: bool = False
+    ) -> GradientNorms | None:
+        """Gives the window's gradients their scale; measures them where anybody wants to know.
 
         Under "window" without a guard, among several ranks, it sums the tokens of the window over them.
 
         Args:
+            parameters: Those whose gradients the window has left.
             counts: The window.
-            is_judged: Whether there is a guard, so that the tokens of all ranks are in `counts`.
-
-        Returns:
-            A number, or 0-d on the device.
+            measures: Whether the norms are wanted without a guard, too, which always wants them.
         """
-        if not self._by_token:
-            factor = _quotient(self._accumulation, self._num_micros(counts))
-            return None if isinstance(factor, float) and factor == 1.0 else factor
-        divisor = self._announced_tokens if self._announced_tokens is not None else self.divisor
-        assert divisor is not None, "the window holds a micro-batch, so the divisor is known"
-        if is_judged:
-            tokens = counts.num_kept_tokens if self._removed else counts.num_tokens
-        else:
-            own = self.num_tokens
-            tokens = own if self._ranks.alone else self._ranks.summed(own.to(torch.float64).reshape(1))[0]
-        # DDP and FSDP2 average over ranks.
-        return _quotient(float(divisor * self._ranks.world_size), tokens)
+        factor = self._factor(counts)
+        if factor is not None:
+            scale_gradients(parameters, factor)
+        return gradient_norms(parameters) if measures or self._is_judged else None
 
     def reported_loss(self, counts: WindowCounts) -> torch.Tensor:
         """This rank's loss of the window without what was skipped, 0-d; NaN if nothing was kept: 0.0 looks perfect."""
@@ -172,6 +175,21 @@ class WindowMean:
         if self._by_token:
             divisor = self._num_kept_tokens if self._removed else self.num_tokens
         return unless_empty(self._loss_sum / divisor, may_step=self._num_kept_tokens > 0)
+
+    def _factor(self, counts: WindowCounts) -> float | torch.Tensor | None:
+        """What the window's gradients must be multiplied by, a number or 0-d on the device; None: nothing at all."""
+        if not self._by_token:
+            factor = _quotient(self._accumulation, self._num_micros(counts))
+            return None if isinstance(factor, float) and factor == 1.0 else factor
+        divisor = self._announced_tokens if self._announced_tokens is not None else self.divisor
+        assert divisor is not None, "the window holds a micro-batch, so the divisor is known"
+        if self._is_judged:
+            tokens = counts.num_kept_tokens if self._removed else counts.num_tokens
+        else:
+            own = self.num_tokens
+            tokens = own if self._ranks.alone else self._ranks.summed(own.to(torch.float64).reshape(1))[0]
+        # DDP and FSDP2 average over ranks.
+        return _quotient(float(divisor * self._ranks.world_size), tokens)
 
     def _add(self, loss: torch.Tensor, num_tokens: torch.Tensor, decision: Decision | None) -> None:
         """Adds a micro-batch to the window; one that does not count adds to `num_tokens` alone."""

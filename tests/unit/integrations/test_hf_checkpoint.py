@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import trimtab
 from trimtab.errors import UsageError
@@ -167,6 +167,84 @@ def test_nothing_is_left_in_a_checkpoint_where_there_is_nothing_to_go_on_with(be
     assert not list(Path(trained.trainer.args.output_dir).glob(f"*/{STATE_NAME}"))
 
 
+# ------------------------------------------------------------------------------------------ where, and when it is saved
+
+
+class EndsInSaving(Trainer):
+    """Ends after its model is saved in a checkpoint, as a machine does that is taken away then."""
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        if self.state.global_step == 2 * SAVED_AT:
+            raise KeyboardInterrupt
+        super()._save_optimizer_and_scheduler(output_dir)
+
+
+def test_a_checkpoint_that_is_whole_for_the_trainer_has_its_state(bench):
+    # given
+    trainer = bench.trainer(dict(args=dict(ARGS, save_total_limit=1)), cls=EndsInSaving)
+    trimtab.attach(trainer, guard=GUARD)
+    # when
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    # then the one before is still there, and of the new one Trimtab's file came before the trainer's last
+    whole, cut = (Path(trainer.args.output_dir, f"checkpoint-{step}") for step in (SAVED_AT, 2 * SAVED_AT))
+    assert {"trainer_state.json", STATE_NAME} <= {path.name for path in whole.iterdir()}
+    assert (cut / STATE_NAME).exists()
+    assert not (cut / "trainer_state.json").exists()
+
+
+class SavesElsewhere(Trainer):
+    """Has the folder of one trial of a hyperparameter search."""
+
+    def _get_output_dir(self, trial):
+        return str(Path(self.args.output_dir, "run-0"))
+
+
+def test_the_state_is_in_the_folder_that_the_trainer_uses(bench):
+    trainer = bench.trainer(dict(args=ARGS), cls=SavesElsewhere)
+    trimtab.attach(trainer, guard=GUARD)
+    trainer.train()
+    out = Path(trainer.args.output_dir)
+    checkpoints = sorted(path.relative_to(out) for path in out.glob("**/checkpoint-*"))
+    assert checkpoints == [Path("run-0", f"checkpoint-{step}") for step in (2, 4, 6, 8)]
+    assert sorted(path.parent.relative_to(out) for path in out.glob(f"**/{STATE_NAME}")) == checkpoints
+
+
+class SavesItself(TrainerCallback):
+    def __init__(self, trainer, folder):
+        self.trainer, self.folder = trainer, folder
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.save_model(self.folder / f"checkpoint-{state.global_step}")
+
+
+def test_a_model_that_the_user_saves_is_the_users(bench, tmp_path):
+    trainer = bench.trainer(dict(args=ARGS | dict(save_strategy="no")))
+    trimtab.attach(trainer, guard=GUARD)
+    trainer.add_callback(SavesItself(trainer, tmp_path / "own"))
+    trainer.train()
+    trainer.save_model(output_dir=str(tmp_path / "own" / "end"))
+    trainer.save_model()
+    assert len(list(tmp_path.glob("own/*/model.safetensors"))) == 9
+    assert not list(tmp_path.glob(f"**/{STATE_NAME}"))
+
+
+def test_what_an_earlier_training_left_in_the_folder_does_not_stay(bench, said):
+    # given
+    trainer = bench.trainer(dict(args=ARGS))
+    folder = Path(trainer.args.output_dir, CHECKPOINT)
+    folder.mkdir(parents=True)
+    (folder / STATE_NAME).write_text("of another training")
+    (folder / f"{STATE_NAME}.new").write_text("killed as it wro")
+    # when
+    trimtab.attach(trainer, guard=GUARD)
+    trainer.train()
+    # then
+    assert json.loads((folder / STATE_NAME).read_bytes())["step"] == SAVED_AT + 1
+    assert [path.name for path in folder.iterdir() if "trimtab" in path.name] == [STATE_NAME]
+    assert not [line for line in said() if "is not in" in line]
+
+
 # ----------------------------------------------------------------------------------------------------- without a state
 
 
@@ -179,7 +257,8 @@ def test_a_checkpoint_without_a_state_is_said_in_one_line_and_the_window_is_empt
     run = trimtab.attach(trainer, guard=GUARD)
     trainer.train(resume_from_checkpoint=True)
     # then
-    assert len([line for line in said() if f"{path.parent} holds no {STATE_NAME}" in line]) == 1
+    [line] = [line for line in said() if f"{path.parent} holds no {STATE_NAME}" in line]
+    assert "it was saved without Trimtab, or the file could not be written or was not copied. The guard" in line
     assert {verdict for step, *_, verdict in decided(run) if step == SAVED_AT + 1} == {"warmup"}
     assert run.run_id != first.run_id
 
@@ -193,15 +272,17 @@ def test_a_checkpoint_that_is_not_there_is_the_trainers_to_refuse(bench, missing
 
 
 def test_a_folder_that_refuses_the_state_costs_no_step(tmp_path, said):
+    (tmp_path / "gone").touch()
     for _ in range(2):
         save_state(tmp_path / "gone", {"version": 1})
     assert [line for line in said() if "is not in" in line] == [
-        f"Trimtab's state is not in {tmp_path / 'gone'} ({os.strerror(errno.ENOENT)}): a training that is resumed from "
+        f"Trimtab's state is not in {tmp_path / 'gone'} ({os.strerror(errno.EEXIST)}): a training that is resumed from "
         "there is a new run, and its guard begins with an empty window. Said once."
     ]
 
 
 def test_a_state_that_nobody_would_read_is_not_written(tmp_path, said):
+    save_state(tmp_path, {"version": 1})
     save_state(tmp_path, {"version": 1, "guard": "x" * MAX_SIZE_BYTES})
     assert list(tmp_path.iterdir()) == []
     assert os.strerror(errno.EFBIG) in said()[-1]
@@ -246,6 +327,22 @@ def core():
     return RunCore(RunHeader(run_id=None, backend="torch"), guard=GUARD, record=False)
 
 
+def written(**entries):
+    """Puts a state in which some entries are others in the place of a file."""
+    return lambda path: path.write_text(json.dumps(core().state_dict() | entries))
+
+
+def edited(old, new):
+    """Likewise, with a piece of its text replaced."""
+
+    def put(path):
+        text = json.dumps(core().state_dict())
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return put
+
+
 def no_file(path):
     path.mkdir()
 
@@ -268,18 +365,17 @@ HOSTILE = {
     "no object": (lambda path: path.write_text("[1]"), "no JSON object"),
     "no state": (lambda path: path.write_text("{}"), "the run has no version"),
     "another version": (lambda path: path.write_text('{"version": 7}'), "version 7, expected 1"),
+    "a truth as version": (written(version=True), "version True, expected 1"),
+    "a truth as version of the guard": (edited('"guard": {"version": 1', '"guard": {"version": true'), "version True"),
+    "a name twice": (edited('"run_id"', '"version": 99, "run_id"'), "a name twice"),
+    "a name twice within": (edited('"last_step": null', '"last_step": null, "last_step": 3'), "a name twice"),
     "too large": (too_large, f"more than {MAX_SIZE_BYTES} bytes"),
     "a folder": (no_file, "no file"),
     "a pipe": (os.mkfifo, "no file"),
     "a loop": (loop, "no file|cannot be read"),
-    "climbing": (
-        lambda path: path.write_text(json.dumps(core().state_dict() | {"run_id": "../../x"})),
-        "run_id",
-    ),
-    "not a number": (
-        lambda path: path.write_text(json.dumps(core().state_dict()).replace('"last_step": null', '"last_step": NaN')),
-        "last_step is nan",
-    ),
+    "climbing": (written(run_id="../../x"), "run_id"),
+    "a run of a long name": (written(run_id="x" * 1_000_000), "the first a letter or digit[.] To leave"),
+    "not a number": (edited('"last_step": null', '"last_step": NaN'), "last_step is nan"),
 }
 
 
@@ -289,6 +385,7 @@ def test_what_is_no_state_is_refused_with_its_name_and_what_to_do(tmp_path, kind
     make(tmp_path / STATE_NAME)
     with pytest.raises(UsageError, match=told) as caught:
         SavedState(tmp_path).check(core())
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
     assert str(tmp_path / STATE_NAME) in str(caught.value)
     assert "delete this file" in str(caught.value)
 

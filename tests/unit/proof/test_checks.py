@@ -2,6 +2,12 @@
 
 import pytest
 
+from trimtab.errors import TrimtabError
+from trimtab.proof.cases import Case
+from trimtab.proof.checks import judge
+from trimtab.proof.pair import RanksError
+from trimtab.proof.trial import run_trial
+
 
 def by_hand_of(loop):
     return loop.num_skipped.__self__
@@ -103,6 +109,80 @@ def test_a_loop_that_raises_under_a_guard_fails_with_the_last_line_of_its_error(
     [result] = proven(changed(change), only=spike)
     assert (result.outcome, result.check) == ("failed", "comes to its end")
     assert "RuntimeError: no such verdict" in result.text
+
+
+@pytest.mark.parametrize("is_silent_alone", [True, False], ids=["none without a guard", "none under a guard"])
+def test_a_loop_that_reports_losses_on_one_side_only_is_proven(loops, proven, is_silent_alone):
+    # given
+    def build(guard):
+        loop = loops("by_hand:by_hand")(guard)
+        if (guard is None) == is_silent_alone:
+            train = loop.train
+            loop.train = lambda windows: [train(windows), None][1]
+        return loop
+
+    # then
+    results = proven(build, only=lambda case: healthy(case) or spike(case))
+    assert [result.text for result in results if result.outcome != "proven"] == []
+
+
+def test_a_loop_with_other_windows_under_a_guard_fails_with_both(loops, proven):
+    def build(guard):
+        loop = loops("by_hand:by_hand")(guard)
+        if guard is not None:
+            loop.windows = [*loop.windows, loop.windows[0]]
+        return loop
+
+    [result] = proven(build, only=spike)
+    assert (result.outcome, result.check) == ("failed", "comes to its end")
+    assert "[[3, 3, 3, 3, 3, 3, 3]] micro-batches on each rank, without a guard [[3, 3, 3, 3, 3, 3]]" in result.text
+
+
+def test_an_optimizer_with_other_groups_under_a_guard_fails(changed, proven):
+    def change(loop):
+        group = loop.optimizer.param_groups[0]
+        *kept, last = group["params"]
+        group["params"] = kept
+        loop.optimizer.add_param_group({**group, "params": [last]})
+        loop.scheduler.base_lrs, loop.scheduler.lr_lambdas = loop.scheduler.base_lrs * 2, loop.scheduler.lr_lambdas * 2
+
+    [result] = proven(changed(change), only=spike)
+    assert (result.outcome, result.check) == ("failed", "schedule and scaler")
+    assert (result.found, result.expected) == (2.0, 1.0)
+
+
+def hanging(loops):
+    """Runs trials on two ranks that wait for one another for ever under a guard."""
+
+    def run(trial):
+        if trial.guard != "none":
+            raise RanksError("after 5 s neither rank was through. Call both on every rank.", hung=True)
+        return [run_trial(loops("by_hand:by_hand"), trial)] * 2
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("case", "mistake"),
+    [
+        (Case(guard="on", processes=2), None),
+        (Case(guard="on", processes=2, fault="NaN", place="last", ranks=(1,)), "per_rank_decision"),
+        (Case(guard="on", processes=2, fault="NaN", place="last", ranks=(0, 1)), "collectives_unlike"),
+    ],
+    ids=lambda case: getattr(case, "name", None),
+)
+def test_ranks_that_wait_for_ever_are_told_by_whether_all_met_the_fault(loops, case, mistake):
+    result = judge(case, hanging(loops))
+    assert (result.outcome, result.check, result.mistake) == ("failed", "comes to its end", mistake)
+    assert ".." not in result.text
+
+
+def test_a_loop_that_fails_without_a_guard_is_no_result(loops):
+    def run(trial):
+        raise RuntimeError("out of rows.")
+
+    with pytest.raises(TrimtabError, match=r"without a guard fails .*: RuntimeError: out of rows\. Nothing can"):
+        judge(Case(guard="on", processes=1), run)
 
 
 def test_batches_without_names_make_the_case_not_applicable(loops, proven):

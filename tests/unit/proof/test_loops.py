@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.proof.mistakes import MISTAKES
+from trimtab.proof.mistakes import Mistake
 
 GOOD = ["run_loop", "token_run_loop", "scaled_run_loop", "tensor_guard_loop", "scalar_guard_loop", "kit_engine"]
 
@@ -44,6 +44,7 @@ POISON = ("NaN", "Inf", "inf derivative")
 SKIPPED = ("finite spike", *POISON)
 BROKEN = {
     "zeroed_by_multiplication": {(fault, place) for fault in POISON for place in PLACES},
+    "nonfinite_kept": {(fault, place) for fault in ("NaN", "Inf") for place in (*PLACES, "all")},
     "nan_in_history": {(fault, place) for fault in ("NaN", "Inf") for place in (*PLACES, "all")},
     "zero_gradients_stepped": {(fault, "all") for fault in (*SKIPPED, "no tokens")},
     "guard_after_backward": {(fault, place) for fault in SKIPPED for place in PLACES}
@@ -67,7 +68,28 @@ def test_a_mistake_is_told_by_its_name_and_two_numbers_wherever_it_shows(loops, 
         assert isinstance(result.found, float)
         assert isinstance(result.expected, float)
         assert result.found != result.expected
-        assert result.text.startswith(MISTAKES[mistake].what)
+        assert result.text.startswith(Mistake[mistake].what)
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["counted", "not counted"])
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [("broken:zeroed_beside_a_kit", "zeroed_by_multiplication"), ("mutants:kept_nan", "nonfinite_kept")],
+)
+def test_a_window_that_is_dropped_for_its_norm_is_told_by_what_made_it_so(loops, proven, name, mistake, counts):
+    # given: a host that drops a window whose norm is not finite, so that nothing that is not finite is left to be seen
+    def build(guard):
+        loop = loops(name)(guard)
+        if not counts:
+            loop.num_skipped = None
+        return loop
+
+    # when
+    results = proven(build, only=lambda case: case.fault in (None, *SKIPPED) and case.place in (None, "last"))
+    # then
+    failed = [result for result in results if result.outcome == "failed"]
+    assert {result.fault for result in failed} == {fault for fault, place in BROKEN[mistake] if place == "last"}
+    assert {result.mistake for result in failed} == {mistake}
 
 
 @pytest.mark.parametrize("mistake", ["last_backward_left_out", "per_rank_decision"])

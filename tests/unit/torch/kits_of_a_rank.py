@@ -1,5 +1,6 @@
 """What each of two real ranks does for `test_kits_two_ranks.py`: one window of an engine of its own, by a kit."""
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -124,3 +125,30 @@ def refusal_without_any_graph(*, micros: list[list[dict[str, Any]]], weights: li
     except UsageError as error:
         return str(error)
     return "went on"
+
+
+class Lines(logging.Handler):
+    """What Trimtab says on this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def said_of_a_state(*, kit: str, saved: bool, here: bool) -> list[str]:
+    """What is said where a kit with a guard, or without, takes the state of one with a guard, or without."""
+    kind: Any = {"mean": LossKit, "tokens": TokenNormedLossKit}[kit]
+    before, after = kind(nn.Linear(1, 1)), kind(nn.Linear(1, 1))
+    for made, is_guarded in ((before, saved), (after, here)):
+        if is_guarded:
+            made.build_loss_guard(GuardConfig(multiplier=3.0))
+    heard = Lines()
+    logging.getLogger("trimtab").addHandler(heard)
+    try:
+        after.load_state_dict(before.state_dict())
+    finally:
+        logging.getLogger("trimtab").removeHandler(heard)
+    return heard.lines

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import trimtab
-from trimtab import GuardConfig, LossKit, TokenNormedLossKit, TrimtabWarning, UsageError, WindowResult
+from trimtab import GuardConfig, LossKit, Run, TokenNormedLossKit, TrimtabWarning, UsageError, WindowResult
 
 OPTIM = {"lr": 0.1, "loss_spike_skip_multiplier": 3.0, "loss_spike_skip_window_size": 8}
 
@@ -380,6 +380,37 @@ def test_the_state_of_another_guard_is_refused():
     other.build_loss_guard(GuardConfig(rule="robust"))
     with pytest.raises(UsageError, match="rule"):
         other.load_state_dict(kit.state_dict())
+
+
+def guarded_run():
+    return Run(None, record=False, model=made_model(), normalize="window", guard=GuardConfig(multiplier=10.0))
+
+
+@pytest.mark.parametrize(
+    "other", [lambda: made(TokenNormedLossKit, made_model()), guarded_run], ids=["TokenNormedLossKit", "Run"]
+)
+def test_means_of_micro_batches_and_losses_per_token_are_not_taken_for_each_other(other):
+    kit, other = made(LossKit, made_model()), other()
+    for first, second in ((kit, other), (other, kit)):
+        before = second.state_dict()
+        with pytest.raises(UsageError, match="judges losses per"):
+            second.load_state_dict(first.state_dict())
+        assert second.state_dict() == before
+
+
+def test_a_run_and_a_token_normed_kit_judge_alike_and_take_each_others_state():
+    kit, run = made(TokenNormedLossKit, made_model()), guarded_run()
+    run.load_state_dict(kit.state_dict())
+    assert run.state_dict()["guard"] == kit.state_dict()["guard"]
+    kit.load_state_dict(run.state_dict())
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_truth_value_is_no_loss(said):
+    with pytest.raises(UsageError, match="found bool"):
+        made(LossKit, made_model()).guard_loss(said)
+    with pytest.raises(UsageError, match="found bool"):
+        made(TokenNormedLossKit, made_model()).guard_loss(said, 2)
 
 
 # What is refused.

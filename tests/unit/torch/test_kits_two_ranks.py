@@ -193,3 +193,13 @@ def test_a_skip_of_which_nothing_has_a_graph_is_refused_under_fsdp2(pair):
     first, second = pair.call("refusal_without_any_graph", **spiked(place=1))
     assert first == second
     assert "Hand guard_loss the loss tensor itself" in first
+
+
+@pytest.mark.parametrize("kit", ["mean", "tokens"])
+@pytest.mark.parametrize(
+    ("saved", "here", "said"), [(False, True, "holds no guard history"), (True, False, "holds a guard history")]
+)
+def test_one_rank_tells_what_a_state_lacks(pair, kit, saved, here, said):
+    (line,), others = pair.call("said_of_a_state", kit=kit, saved=saved, here=here)
+    assert said in line
+    assert others == []

@@ -327,3 +327,20 @@ def test_a_skip_without_a_backward_is_no_forgotten_one(decide, caplog):
     run.close()
 
     assert "backward() called" not in caplog.text
+
+
+@pytest.mark.parametrize("decide", DECIDERS)
+def test_a_run_says_how_many_micro_batches_its_guard_has_skipped(decide):
+    # given
+    model = Halves()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    guard = GuardConfig(rule="robust", decide=decide)
+    run = Run(None, model=model, optimizer=optimizer, accumulation=3, guard=guard, record=False)
+    # when: within a window, where a device has told nothing yet
+    for fault in (None, "nan", "nan"):
+        run.micro_batch(losses_of(model, fault), per="sample", rows=[0, 1]).backward()
+        told = run.num_skipped
+    run.step()
+    # then
+    assert (told, run.num_skipped) == (2, 2)
+    assert Run(None, model=model, optimizer=optimizer, record=False).num_skipped == 0

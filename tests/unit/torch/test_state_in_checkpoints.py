@@ -12,7 +12,16 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from trimtab import GuardConfig, LossGuard, LossKit, PerTokenLossGuard, Run, TokenNormedLossKit, UsageError
+from trimtab import (
+    GuardConfig,
+    GuardLockupError,
+    LossGuard,
+    LossKit,
+    PerTokenLossGuard,
+    Run,
+    TokenNormedLossKit,
+    UsageError,
+)
 
 MULTIPLIER = 3.0
 ACCUMULATION = 2
@@ -268,3 +277,21 @@ def test_a_state_moves_between_a_host_and_a_device_that_decide(saved_by, loaded_
     by_torch(before, after, tmp_path)
     after.train(range(SAVED_AFTER, NUM_STEPS))
     assert torch.equal(after.weights, trained(saved_by, config).weights)
+
+
+@pytest.mark.parametrize("is_of_another", [True, False], ids=["another version", "too late"])
+def test_a_state_that_is_refused_hides_no_lockup_that_nobody_heard_of(is_of_another):
+    # given a device whose host has yet to hear that it locked up
+    config = GuardConfig(multiplier=MULTIPLIER, max_consecutive_skips=1, on_lockup="raise")
+    training = Training("Run, the device decides", config)
+    state = training.held.state_dict()
+    training.train(range(SAVED_AFTER - 1))
+    model, run = training.model, training.held
+    for _ in range(ACCUMULATION):
+        run.micro_batch(1e3 * row_losses(model, 0, 0), per="sample", rows=range(4)).backward()
+    # when
+    with pytest.raises(UsageError):
+        run.load_state_dict(state | {"version": 99} if is_of_another else state)
+    # then
+    with pytest.raises(GuardLockupError):
+        run.close()

@@ -1,0 +1,33 @@
+"""The proof that the loss guard works in this training loop, as it is wired; written by `trimtab prove`.
+
+It trains the loop of FACTORY under planted faults, and compares with a training that never saw them. One test a case.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from trimtab.proof import CaseResult, case_names, prove
+
+FACTORY = "module:factory"
+ROOT = Path(__file__).resolve().parents[1]
+"""The folder that FACTORY is imported from."""
+PROCESSES = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, CaseResult]:
+    """Every case of one proof, by its name; a factory that cannot be loaded or built is an error that says why."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        proof = prove(FACTORY, processes=PROCESSES)
+    return {case.case: case for case in proof.cases}
+
+
+@pytest.mark.parametrize("name", case_names(processes=PROCESSES))
+def test_a_case_is_proven(cases: dict[str, CaseResult], name: str) -> None:
+    """A case that the loop has nothing to plant in is skipped, with the reason."""
+    case = cases[name]
+    if case.outcome == "not_applicable":
+        pytest.skip(case.text)
+    assert case.outcome == "proven", f"{case.text} Found {case.found}, expected {case.expected}."
