@@ -337,8 +337,11 @@ class RunCore:
         step, saved_id, guard_state = self._read_state(state)
         if self.guard is not None and guard_state is not None:
             self.guard.load_state_dict(guard_state)
-        elif self.is_first_rank and self.guard is not None:
-            warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
+        elif self.guard is not None and self.config is not None:
+            empty = PerTokenLossGuard.from_config(self.config, quiet=True).state_dict()
+            self.guard.load_state_dict(empty)
+            if self.is_first_rank:
+                warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
         elif self.is_first_rank and guard_state is not None:
             warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
         self.step = step

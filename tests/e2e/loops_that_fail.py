@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,30 @@ def dies(guard):
 def raises(guard):
     if guard is not None and dist.get_rank() == 1:
         raise FileNotFoundError("no rows.jsonl\n of rank 1")
+    return good.run_loop(guard)
+
+
+def raises_alike(guard):
+    if guard is not None:
+        raise FileNotFoundError("no rows.jsonl. " + "word " * 200)
+    return good.run_loop(guard)
+
+
+def leaves_group(guard):
+    if guard is not None:
+        dist.destroy_process_group()
+    return good.run_loop(guard)
+
+
+def reduces_otherwise(guard):
+    if guard is not None:
+        dist.all_reduce(torch.zeros(1 + 1000 * dist.get_rank()))
+    return good.run_loop(guard)
+
+
+def hangs_alone(guard):
+    while guard is not None:
+        time.sleep(0.1)
     return good.run_loop(guard)
 
 

@@ -49,13 +49,14 @@ class _RemembersAll(ByHand):
 
     def __init__(self, guard: GuardConfig | None) -> None:
         super().__init__(guard)
+        self.multiplier = math.inf if guard is None or guard.multiplier is None else guard.multiplier
         self.history: list[float] = []
 
     def verdict(self, loss_sum: float, num_tokens: int) -> bool:
         if self.guard is None or not self.guard.enabled or not num_tokens:
             return True
         loss, recent = loss_sum / num_tokens, self.history[-8:]
-        is_spike = len(recent) >= 3 and loss > 10.0 * sum(recent) / len(recent)
+        is_spike = len(recent) >= 3 and loss > self.multiplier * sum(recent) / len(recent)
         if not is_spike:
             self.history.append(loss)
         return not is_spike and math.isfinite(loss)
@@ -157,3 +158,125 @@ def tokens_zeroed_too(guard: GuardConfig | None) -> Loop:
 def aux_left_out_as_well(guard: GuardConfig | None) -> Loop:
     """What `aux_added_outside` should be; nothing is wrong with it."""
     return _TermInside(guard).loop()
+
+
+# Wrong, and no entry of the catalogue names each of them.
+
+
+class _OneSkipAWindow(ByHand):
+    def window(self, micros: Any) -> float | None:
+        self.has_skipped = False
+        return super().window(micros)
+
+    def backward(self, loss_sum: torch.Tensor, *, keep: bool) -> None:
+        is_kept = keep or self.has_skipped
+        self.has_skipped |= not keep
+        super().backward(loss_sum, keep=is_kept)
+
+
+class _ReportsNonsense(ByHand):
+    """In every window after a skip."""
+
+    def window(self, micros: Any) -> float | None:
+        had_skips = self.num_skipped > 0
+        loss = super().window(micros)
+        return loss if loss is None or not had_skips else loss * 2.0 + 7.0
+
+
+class _ReportsABound(ByHand):
+    def count(self, loss_sum: float, num_tokens: int, *, keep: bool) -> None:
+        super().count(loss_sum, num_tokens, keep=keep)
+        if not keep:
+            self.kept_loss += 100.0
+
+
+class _ReportsZero(ByHand):
+    def window(self, micros: Any) -> float | None:
+        before = self.num_skipped
+        loss = super().window(micros)
+        return loss if self.num_skipped == before else 0.0
+
+
+class _AsksTwice(ByHand):
+    def verdict(self, loss_sum: float, num_tokens: int) -> bool:
+        keep = super().verdict(loss_sum, num_tokens)
+        if keep and self.guard is not None:
+            super().verdict(loss_sum, num_tokens)
+        return keep
+
+    def loop(self) -> Loop:
+        loop = super().loop()
+        loop.num_judged = lambda: 0 if self.guard is None else self.guard.num_judged
+        return loop
+
+
+class _ABoundOfItsOwn(ByHand):
+    def verdict(self, loss_sum: float, num_tokens: int) -> bool:
+        if self.guard is None or not self.guard.enabled or not num_tokens:
+            return True
+        return loss_sum / num_tokens < 50.0
+
+
+class _OnlyWhatIsNotFinite(ByHand):
+    def verdict(self, loss_sum: float, num_tokens: int) -> bool:
+        return self.guard is None or not self.guard.enabled or math.isfinite(loss_sum)
+
+
+class _ForgetsMoments(ByHand):
+    def window(self, micros: Any) -> float | None:
+        before = self.num_skipped
+        loss = super().window(micros)
+        if self.num_skipped > before:
+            self.optimizer.state.clear()
+        return loss
+
+
+def one_skip_a_window(guard: GuardConfig | None) -> Loop:
+    return _OneSkipAWindow(guard).loop()
+
+
+def reports_nonsense(guard: GuardConfig | None) -> Loop:
+    return _ReportsNonsense(guard).loop()
+
+
+def reports_a_bound(guard: GuardConfig | None) -> Loop:
+    return _ReportsABound(guard).loop()
+
+
+def reports_zero(guard: GuardConfig | None) -> Loop:
+    return _ReportsZero(guard).loop()
+
+
+def judged_twice(guard: GuardConfig | None) -> Loop:
+    return _AsksTwice(guard).loop()
+
+
+def hardwired_multiplier(guard: GuardConfig | None) -> Loop:
+    is_on = guard is not None and guard.enabled
+    return ByHand(GuardConfig(multiplier=4.0, min_history=3) if is_on else guard).loop()
+
+
+def fixed_threshold(guard: GuardConfig | None) -> Loop:
+    return _ABoundOfItsOwn(guard).loop()
+
+
+def no_spike_skipped(guard: GuardConfig | None) -> Loop:
+    return _OnlyWhatIsNotFinite(guard).loop()
+
+
+def moments_forgotten(guard: GuardConfig | None) -> Loop:
+    return _ForgetsMoments(guard).loop()
+
+
+def still(guard: GuardConfig | None) -> Loop:
+    """Nothing ever moves."""
+    loop = ByHand(guard).loop()
+    loop.optimizer.step = lambda *args, **settings: None
+    return loop
+
+
+def without_rate(guard: GuardConfig | None) -> Loop:
+    by_hand = ByHand(guard)
+    by_hand.optimizer.param_groups[0]["lr"] = 0.0
+    by_hand.scheduler.base_lrs = [0.0]
+    return by_hand.loop()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 from rich.console import Console
 
-from trimtab.cli.output import answer, json_option, output_folder
+from trimtab.cli.output import STANDARD_OUTPUT, answer, json_option, output_folder
 from trimtab.errors import MissingExtraError
+from trimtab.proven import CaseResult
 from trimtab.report.console import make_console
 from trimtab.report.lines import say, tell
 from trimtab.report.proof import case_line, render
@@ -52,7 +54,8 @@ def command(factory: str, *, processes: str, tests_folder: str | None, json_file
     folder = output_folder(tests_folder) if tests_folder is not None else None
     try:
         # Imported here: it imports torch, which a page of help can do without.
-        from trimtab.proof.proving import prove
+        from trimtab.proof.factory import check_name
+        from trimtab.proof.proving import case_names, prove
         from trimtab.proof.written_tests import write_tests
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -60,10 +63,19 @@ def command(factory: str, *, processes: str, tests_folder: str | None, json_file
         raise MissingExtraError("trimtab prove trains, and needs torch: pip install 'trimtab[torch]'") from error
 
     told = make_console(sys.stderr)
-    # What the loop prints goes where the cases are told: standard output may be a document.
-    with redirect_stdout(sys.stderr):
-        proof = prove(factory, processes=_PROCESSES[processes], progress=lambda case: say(told, case_line(case)))
+    num_cases, judged = len(case_names(processes=_PROCESSES[processes])), 0
+
+    def progress(case: CaseResult) -> None:
+        nonlocal judged
+        judged += 1
+        say(told, case_line(case, judged=judged, num_cases=num_cases))
+
+    check_name(factory)
+    say(told, f"{num_cases} cases of {plain(factory)}")
+    proof = prove(factory, processes=_PROCESSES[processes], progress=progress)
     written = write_tests(folder, factory=factory, processes=_PROCESSES[processes]) if folder is not None else None
+    if written is not None and json_file == STANDARD_OUTPUT:
+        _say_tests(told, written=written.written, left=written.left)
 
     def draw(console: Console) -> None:
         render(proof, console=console)
@@ -72,10 +84,14 @@ def command(factory: str, *, processes: str, tests_folder: str | None, json_file
         if json_file:
             say_written(console, json_file)
         if written is not None:
-            for path in written.written:
-                say_written(console, str(path))
-            for path in written.left:
-                tell(console, f"Left {plain(str(path))} as it was: it is there already")
+            _say_tests(console, written=written.written, left=written.left)
 
     answer(proof.to_dict, json_file=json_file, draw=draw)
     return 0 if proof.proven else EXIT_NOT_PROVEN
+
+
+def _say_tests(console: Console, *, written: Sequence[Path], left: Sequence[Path]) -> None:
+    for path in written:
+        say_written(console, str(path))
+    for path in left:
+        tell(console, f"Left {plain(str(path))} as it was: it is there already")

@@ -6,11 +6,10 @@ is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import partial
 from numbers import Integral, Real
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from trimtab.errors import UsageError
 from trimtab.notices import warn_setting
@@ -18,6 +17,13 @@ from trimtab.rules.live import LIVE_RULES, LiveRule, LiveRuleName
 from trimtab.rules.robust import DEFAULT_K
 from trimtab.rules.scalar import spelled, whole_number
 from trimtab.rules.windowed import MAX_SIZE, read_history
+
+_OPTIM_KEYS: Final = {
+    "multiplier": "loss_spike_skip_multiplier",
+    "window_size": "loss_spike_skip_window_size",
+    "min_history": "loss_spike_skip_min_history",
+}
+"""The keys of a trainer's `optim` configuration, by the setting that they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,24 +136,21 @@ class GuardConfig:
 
         Args:
             optim: A mapping, or an object with attributes. Keys that are missing or None take their defaults (without
-                a multiplier the guard is off); other keys are not looked at.
+                a multiplier the guard is off); other keys are not looked at, but where they begin with "loss_spike".
 
         Returns:
             Settings of the rule "mean".
 
         Raises:
-            UsageError: A setting makes no sense.
+            UsageError: A setting makes no sense; or `optim` is neither a mapping nor such an object, holds the keys
+                under a key "optim", or a key that begins like them and is none of the three.
 
         Example:
             >>> GuardConfig.from_optim({"lr": 1e-4, "loss_spike_skip_multiplier": 2.5}).enabled
             True
         """
-        read = optim.get if isinstance(optim, Mapping) else partial(getattr, optim)
-        return cls(
-            multiplier=read("loss_spike_skip_multiplier", None),
-            window_size=read("loss_spike_skip_window_size", None),
-            min_history=read("loss_spike_skip_min_history", None),
-        )
+        _check_optim(optim)
+        return cls(**{setting: _entry(optim, key) for setting, key in _OPTIM_KEYS.items()})
 
     def build_rule(self) -> LiveRule | None:
         """A fresh rule with these settings; None where the guard is off."""
@@ -217,6 +220,33 @@ def _plain_number(value: Any) -> Any:
         return int(value) if isinstance(value, Integral) else float(value)
     except OverflowError:  # a fraction beyond every float
         return value
+
+
+def _entry(section: object, key: str) -> Any:
+    """An entry of a mapping, or an attribute of an object; None where there is none."""
+    return section.get(key) if isinstance(section, Mapping) else getattr(section, key, None)
+
+
+def _guard_keys(section: object) -> list[str]:
+    """The keys of a mapping, or attributes of an object, that look as if they were meant for a guard."""
+    names = section if isinstance(section, Mapping) else dir(section)
+    return sorted(name for name in names if isinstance(name, str) and name.startswith("loss_spike"))
+
+
+def _check_optim(optim: object) -> None:
+    """Refuses what would leave a guard off that somebody has written settings for, or hold none by its kind."""
+    expected = f"expected a mapping or an object with {', '.join(_OPTIM_KEYS.values())}, in full or in part"
+    if optim is None or isinstance(optim, (str, bytes, Real, complex, Set, Sequence)):
+        raise UsageError(f"The optim configuration is {spelled(optim)} of type {type(optim).__name__}: {expected}.")
+    keys = _guard_keys(optim)
+    unknown = [key for key in keys if key not in _OPTIM_KEYS.values()]
+    if unknown:
+        raise UsageError(f"The optim configuration has the unknown key {', '.join(unknown)}: {expected}.")
+    nested = [] if keys else _guard_keys(_entry(optim, "optim"))
+    if nested:
+        raise UsageError(
+            f'The optim configuration holds {", ".join(nested)} under "optim": {expected}. Pass that section itself.'
+        )
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
-from trimtab.proof.faults import FAULTS, FAULTY_WINDOW, FINITE_SPIKE, PLACES, Fault, Place, Plant
+from trimtab.proof.faults import FAULTS, FAULTY_WINDOW, FINITE_SPIKE, NO_TOKENS, Fault, Place, Plant
 from trimtab.proof.trial import GuardSetting, Trial
 from trimtab.proven import CaseOutcome, CaseResult
 
 HEALTHY = Trial(guard="none")
 """The loop as it is without any guard."""
+
+_WHERE: Final[dict[Place | None, str]] = {"all": "all micro-batches", "two": "first and last micro-batch"}
 
 LARGER = 10.0
 """How much larger a spike is in the trial that shows whether its size matters."""
@@ -30,6 +33,9 @@ class Case:
         place: Of the micro-batches that have it; None with `fault`.
         processes: 1 or 2.
         ranks: Those on which it is planted.
+        sign: Which way a spike points: 1.0 or -1.0, so that the loss rises by it; 0.0: neither way, and none follows a
+            fault that blinds.
+        skipped_tokens: Whether the loop's guard counts the tokens of what it skips.
     """
 
     guard: GuardSetting
@@ -37,6 +43,8 @@ class Case:
     fault: str | None = None
     place: Place | None = None
     ranks: tuple[int, ...] = (0,)
+    sign: float = 1.0
+    skipped_tokens: str = "counted"
 
     @property
     def name(self) -> str:
@@ -44,8 +52,10 @@ class Case:
         if self.fault is None:
             what = f"guard {self.guard}, no fault"
         else:
-            where = "all micro-batches" if self.place == "all" else f"{self.place} micro-batch"
+            where = _WHERE.get(self.place, f"{self.place} micro-batch")
             what = f"{self.fault}, {where}"
+            if self.guard != "on":
+                what = f"guard {self.guard}, {what}"
         if self.processes == 1:
             return what
         if self.fault is None:
@@ -73,18 +83,32 @@ class Case:
     def plant(self) -> Plant:
         """What is planted in the faulty window; only of a case with a fault."""
         assert self.place is not None, "nothing is planted in this case"
-        return Plant(window=FAULTY_WINDOW, place=self.place, ranks=self.ranks, fault=self.fault)
+        return Plant(window=FAULTY_WINDOW, place=self.place, ranks=self.ranks, fault=self.fault, size=self.sign or 1.0)
+
+    @property
+    def has_spike(self) -> bool:
+        """Whether a finite spike is part of what is planted."""
+        return self.fault is not None and (self.planted.noise > 0.0 or self.planted.blinds)
 
     @property
     def follow_up(self) -> Plant | None:
         """The finite spike in the window after a fault that would make a guard blind."""
-        if not self.planted.blinds:
+        if not self.planted.blinds or self.sign == 0.0:
             return None
-        return Plant(window=FAULTY_WINDOW + 1, place="first", ranks=self.ranks, fault=FINITE_SPIKE)
+        return Plant(window=FAULTY_WINDOW + 1, place="first", ranks=self.ranks, fault=FINITE_SPIKE, size=self.sign)
+
+    @property
+    def planted_windows(self) -> tuple[int, ...]:
+        """The windows that are not healthy."""
+        return (FAULTY_WINDOW,) if self.follow_up is None else (FAULTY_WINDOW, FAULTY_WINDOW + 1)
 
     def with_fault(self, *, guard: GuardSetting, size: float = 1.0) -> Trial:
         """The loop with everything planted, and nothing of the prover's beside."""
-        return Trial(guard=guard, plants=self._with_follow_up(replace(self.plant, size=size)))
+        return Trial(guard=guard, plants=self._with_follow_up(replace(self.plant, size=size * self.plant.size)))
+
+    def seen_only(self, *, fault: str, size: float) -> Trial:
+        """The loop without a guard, which sees a fault and whose update does not: what does its loss become by it?"""
+        return Trial(guard="none", plants=(replace(self.plant, fault=fault, size=size, left_out=True),))
 
     def without_loss(self, *, dropped: bool = True, ranks: tuple[int, ...] | None = None) -> Trial:
         """The oracle: the loop without a guard, on healthy data, whose update never sees the chosen micro-batches.
@@ -95,18 +119,25 @@ class Case:
         """
         everywhere = self.every_rank if ranks is None else ranks
         drops = dropped and self.place == "all"
-        plant = replace(self.plant, ranks=everywhere, fault=None, left_out=True, dropped=drops)
+        plant = replace(self.plant, ranks=everywhere, fault=self._left_out, left_out=True, dropped=drops, size=1.0)
         return Trial(guard="none", plants=self._with_follow_up(plant, left_out_on=everywhere))
+
+    @property
+    def _left_out(self) -> str | None:
+        """What beside the gradients of its output is taken from a micro-batch that is left out."""
+        return NO_TOKENS if self.skipped_tokens == "removed" else None
 
     def with_window_dropped(self) -> Trial:
         """The loop without a guard, on healthy data, that does not step in the faulty window."""
-        return Trial(guard="none", plants=(replace(self.plant, ranks=self.every_rank, fault=None, dropped=True),))
+        plant = replace(self.plant, ranks=self.every_rank, fault=None, dropped=True, size=1.0)
+        return Trial(guard="none", plants=(plant,))
 
     def with_blind_guard(self) -> Trial:
         """The oracle of a guard that skipped the fault and was blind to the spike after it."""
         follow_up = self.follow_up
         assert follow_up is not None, "nothing follows this fault"
-        plant = replace(self.plant, ranks=self.every_rank, fault=None, left_out=True, dropped=self.place == "all")
+        drops = self.place == "all"
+        plant = replace(self.plant, ranks=self.every_rank, fault=self._left_out, left_out=True, dropped=drops, size=1.0)
         return Trial(guard="none", plants=(plant, follow_up))
 
     def with_term_kept(self, term: str) -> Trial:
@@ -173,7 +204,7 @@ class Case:
         if follow_up is None:
             return (plant,)
         if left_out_on is not None:
-            follow_up = replace(follow_up, ranks=left_out_on, fault=None, left_out=True)
+            follow_up = replace(follow_up, ranks=left_out_on, fault=self._left_out, left_out=True, size=1.0)
         return (plant, follow_up)
 
 
@@ -187,9 +218,11 @@ def cases_of(processes: int) -> list[Case]:
     every_rank = tuple(range(processes))
     hit = [every_rank] if processes == 1 else [every_rank[-1:], every_rank]
     cases += [
-        Case(guard="on", processes=processes, fault=fault, place=place, ranks=ranks)
+        Case(guard="on", processes=processes, fault=fault.name, place=place, ranks=ranks)
         for ranks in hit
-        for fault in FAULTS
-        for place in PLACES
+        for fault in FAULTS.values()
+        for place in fault.places
     ]
+    # The settings are seen to arrive: under these the same spike is kept.
+    cases.append(Case(guard="lenient", processes=processes, fault=FINITE_SPIKE, place="last", ranks=every_rank))
     return cases

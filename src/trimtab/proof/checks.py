@@ -10,20 +10,21 @@ applies to it was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from trimtab.errors import TrimtabError, UsageError
 from trimtab.proof import explaining
-from trimtab.proof.cases import HEALTHY, LARGER, Case
-from trimtab.proof.comparison import distance, largest_gap, norm
+from trimtab.proof.cases import Case
+from trimtab.proof.comparison import largest_gap, norm, state_gap
 from trimtab.proof.evidence import Evidence, Failed, Named, RunTrial
 from trimtab.proof.factory import last_line
-from trimtab.proof.faults import FAULTY_WINDOW, FINITE_SPIKE
+from trimtab.proof.faults import FAULTY_WINDOW
+from trimtab.proof.gathering import GuardedLoopError, NotApplicableError, gather
 from trimtab.proof.mistakes import Mistake
-from trimtab.proof.trial import Outcome, Trial
+from trimtab.proof.reported import reported, reported_as_healthy
+from trimtab.proof.trial import Outcome
 from trimtab.proven import CaseResult
 
 _WINDOW: Final = FAULTY_WINDOW + 1
@@ -32,14 +33,6 @@ state before any."""
 
 NOT_THROUGH: Final = "comes to its end"
 """The check of a case whose trial under the guard raises, dies or waits for ever."""
-
-
-class _NotApplicableError(Exception):
-    """The case cannot be made with this loop; says why."""
-
-
-class _GuardedLoopError(Exception):
-    """The loop under a guard did not come to its end; the cause says why."""
 
 
 class Check(NamedTuple):
@@ -69,11 +62,11 @@ def judge(case: Case, run: RunTrial) -> CaseResult:
         TrimtabError: The loop fails without a guard too, on healthy data: such a loop cannot be proven.
     """
     try:
-        evidence = _gather(case, run)
+        evidence = _gathered(case, run)
         found = first_failure(evidence)
-    except _NotApplicableError as reason:
+    except NotApplicableError as reason:
         return case.result("not_applicable", text=str(reason))
-    except _GuardedLoopError as broken:
+    except GuardedLoopError as broken:
         return _not_through(case, broken.__cause__)
     if found is None:
         return case.result("proven", text=_how_near(evidence))
@@ -90,77 +83,19 @@ def first_failure(evidence: Evidence) -> tuple[Check, Failed] | None:
     return next(((check, failed) for check in checks if (failed := check.look(evidence)) is not None), None)
 
 
-# Trials.
-
-
-def _gather(case: Case, run: RunTrial) -> Evidence:
-    """The case's trials: first the oracles, then the one under the guard."""
-    oracles = _oracles(case, run)
-    found = _guarded(case.with_fault(guard=case.guard) if case.fault is not None else Trial(guard=case.guard), run)
-
+def _gathered(case: Case, run: RunTrial) -> Evidence:
     def fails_as(other: Case) -> Named | None:
         try:
-            evidence = _gather(other, run)
+            evidence = _gathered(other, run)
             failure = first_failure(evidence)
-        except (_NotApplicableError, _GuardedLoopError) as error:
+        except (NotApplicableError, GuardedLoopError) as error:
             return Named(None, math.nan, 0.0, str(error))
         if failure is None:
             return None
         check, failed = failure
         return check.explain(evidence, failed) or Named(None, failed.found, failed.expected, failed.text)
 
-    oracle = min(oracles, key=lambda oracle: _length(found, oracle))
-    return Evidence(case=case, found=found, oracle=oracle, run=run, fails_as=fails_as)
-
-
-def _guarded(trial: Trial, run: RunTrial) -> Sequence[Outcome]:
-    expected = [outcome.num_micros for outcome in _unguarded(HEALTHY, run)]
-    try:
-        outcomes = run(trial)
-        found = [outcome.num_micros for outcome in outcomes]
-        if found != expected:
-            raise UsageError(
-                f"its windows have {found} micro-batches on each rank, without a guard {expected}: build the same "
-                "windows whatever the guard"
-            )
-    except Exception as error:
-        raise _GuardedLoopError(last_line(error)) from error
-    return outcomes
-
-
-def _unguarded(trial: Trial, run: RunTrial) -> Sequence[Outcome]:
-    try:
-        return run(trial)
-    except Exception as error:
-        raise TrimtabError(
-            "The loop without a guard fails on healthy data, or where a micro-batch of it is left out: "
-            f"{last_line(error)}. Nothing can be compared with it."
-        ) from error
-
-
-def _oracles(case: Case, run: RunTrial) -> list[Sequence[Outcome]]:
-    if case.fault is None:
-        return [_unguarded(HEALTHY, run)]
-    if not case.planted.takes_tokens:
-        return [_unguarded(case.without_loss(), run)]
-    oracles = []
-    for trial in case.without_tokens():
-        try:
-            outcomes = run(trial)
-        except Exception as error:
-            raise _NotApplicableError(f"the loop itself, without a guard, fails on it: {last_line(error)}") from error
-        if outcomes[0].not_applicable:
-            raise _NotApplicableError(outcomes[0].not_applicable)
-        if all(outcome.is_finite for outcome in outcomes):
-            oracles.append(outcomes)
-    if not oracles:
-        raise _NotApplicableError("the loop itself, without a guard, is not finite on it, whatever is left out")
-    return oracles
-
-
-def _length(found: Sequence[Outcome], oracle: Sequence[Outcome]) -> float:
-    length = distance(found, oracle, window=-1, since=FAULTY_WINDOW).parameters
-    return math.inf if math.isnan(length) else length
+    return gather(case, run, fails_as=fails_as)
 
 
 # Checks. Each gives what failed, or None.
@@ -173,7 +108,7 @@ def _finite(evidence: Evidence) -> Failed | None:
                 continue
             num_bad = int((~np.isfinite(snapshot.parameters)).sum() + (~np.isfinite(snapshot.moments)).sum())
             text = f"{num_bad} numbers of parameters and moments are not finite after window {place}, expected 0"
-            return Failed(float(num_bad), 0.0, text + _of_rank(evidence, outcome))
+            return Failed(float(num_bad), 0.0, text + evidence.of_rank(outcome))
     return None
 
 
@@ -205,8 +140,22 @@ def _counted(evidence: Evidence) -> Failed | None:
     if not wrong and len({count for _, count in evidence.counted}) <= 1:
         return None
     outcome, count = wrong[0] if wrong else evidence.counted[-1]
-    text = f"the guard says it skipped {count} micro-batches, expected {planted}" + _of_rank(evidence, outcome)
+    text = f"the guard says it skipped {count} micro-batches, expected {planted}" + evidence.of_rank(outcome)
     return Failed(float(count), float(planted), text)
+
+
+def _judged(evidence: Evidence) -> Failed | None:
+    case = evidence.case
+    for outcome in evidence.found:
+        num_micros = sum(outcome.num_micros)
+        expected = num_micros if case.guard != "off" else 0
+        # A guard need not be asked about no tokens.
+        least = expected - evidence.num_planted if case.fault is not None and case.planted.takes_tokens else expected
+        if outcome.num_judged is None or least <= outcome.num_judged <= expected:
+            continue
+        text = f"the guard says it judged {outcome.num_judged} micro-batches, expected {expected}"
+        return Failed(float(outcome.num_judged), float(expected), text + evidence.of_rank(outcome))
+    return None
 
 
 def _unmoved(evidence: Evidence) -> Failed | None:
@@ -218,13 +167,25 @@ def _unmoved(evidence: Evidence) -> Failed | None:
         if before.digest != after.digest:
             length = norm(after.parameters - before.parameters)
             text = f"window {_WINDOW}, in which nothing counts, moved the parameters by {length:.3e}, expected 0"
-            return Failed(length, 0.0, text + _of_rank(evidence, outcome))
+            if length == 0.0:
+                length = state_gap(after, before)
+                text = (
+                    f"window {_WINDOW}, in which nothing counts, moved the optimizer state (moments and step counts) "
+                    f"by {length:.3e}, expected 0"
+                )
+            return Failed(length, 0.0, text + evidence.of_rank(outcome))
     return None
 
 
 def _like_oracle(evidence: Evidence) -> Failed | None:
     for window in range(FAULTY_WINDOW, len(evidence.oracle[0].num_micros)):
         apart = evidence.apart(evidence.oracle, window=window)
+        if not apart.is_near and apart.parameters == 0.0:
+            text = (
+                f"after window {window + 1} the optimizer state (moments and step counts) is {apart.state:.3e} from "
+                "that of the training that never saw the fault (2-norm), expected 0"
+            )
+            return Failed(apart.state, 0.0, text)
         if not apart.is_near:
             text = (
                 f"after window {window + 1} the parameters are {apart.parameters:.3e} from those of the training that "
@@ -234,45 +195,19 @@ def _like_oracle(evidence: Evidence) -> Failed | None:
     return None
 
 
-def _reported(evidence: Evidence) -> Failed | None:
-    case = evidence.case
-    if case.place != "all":
-        for outcome in evidence.found:
-            for window, loss in enumerate(outcome.losses):
-                if loss is not None and not math.isfinite(loss):
-                    text = f"the reported loss of window {window + 1} is {loss}, expected a finite one"
-                    return Failed(loss, 0.0, text + _of_rank(evidence, outcome))
-    if case.fault != FINITE_SPIKE:
-        return None
-    larger = _guarded(case.with_fault(guard=case.guard, size=LARGER), evidence.run)
-    return _losses_apart(evidence, larger, what=f"under a fault {LARGER:g} times as large")
-
-
-def _losses_apart(evidence: Evidence, others: Sequence[Outcome], *, what: str) -> Failed | None:
-    for outcome, other in zip(evidence.found, others, strict=True):
-        if not outcome.losses or not other.losses:
-            continue  # one of the two reports none, as a loop may that has no guard to ask
-        for window, (loss, same) in enumerate(zip(outcome.losses, other.losses, strict=True)):
-            if loss is None or same is None or loss == same or (math.isnan(loss) and math.isnan(same)):
-                continue
-            text = f"the reported loss of window {window + 1} is {loss:.6g}, {what} {same:.6g}, expected the same"
-            return Failed(loss, same, text + _of_rank(evidence, outcome))
-    return None
-
-
 def _on_schedule(evidence: Evidence) -> Failed | None:
     for outcome, oracle in zip(evidence.found, evidence.oracle, strict=True):
         for place, (ours, theirs) in enumerate(zip(outcome.snapshots, oracle.snapshots, strict=True)):
             if len(ours.lrs) != len(theirs.lrs):
                 text = f"the optimizer has {len(ours.lrs)} learning rates, expected {len(theirs.lrs)}"
-                return Failed(float(len(ours.lrs)), float(len(theirs.lrs)), text + _of_rank(evidence, outcome))
+                return Failed(float(len(ours.lrs)), float(len(theirs.lrs)), text + evidence.of_rank(outcome))
             pairs = [("learning rate", lr, expected) for lr, expected in zip(ours.lrs, theirs.lrs, strict=True)]
             if ours.scale is not None and theirs.scale is not None:
                 pairs.append(("loss scale", ours.scale, theirs.scale))
             for what, found, expected in pairs:
                 if found != expected:
                     text = f"the {what} after window {place} is {found:.6g}, expected {expected:.6g}"
-                    return Failed(found, expected, text + _of_rank(evidence, outcome))
+                    return Failed(found, expected, text + evidence.of_rank(outcome))
     return None
 
 
@@ -285,25 +220,31 @@ def _like_healthy(evidence: Evidence) -> Failed | None:
                     f"after window {place} the parameters differ by up to {gap:.3e} from those without a guard, "
                     "expected 0, to the last bit; a loop that trains otherwise each time shows the same"
                 )
-                return Failed(gap, 0.0, text + _of_rank(evidence, outcome))
+                if gap == 0.0:
+                    gap = state_gap(ours, theirs)
+                    text = (
+                        f"after window {place} the optimizer state (moments and step counts) is {gap:.3e} from that "
+                        "without a guard (2-norm), and the model's buffers are "
+                        f"{'the same' if ours.buffers == theirs.buffers else 'others'}; expected the same to the last "
+                        "bit"
+                    )
+                return Failed(gap, 0.0, text + evidence.of_rank(outcome))
     return None
 
 
-def _reported_as_healthy(evidence: Evidence) -> Failed | None:
-    return _losses_apart(evidence, evidence.oracle, what="without a guard")
-
-
 _COUNTED: Final = Check("skips counted", _counted, explaining.miscounted)
+_JUDGED: Final = Check("micro-batches judged", _judged, explaining.misjudged)
 _ON_SCHEDULE: Final = Check("schedule and scaler", _on_schedule, explaining.always(Mistake.schedule_held))
 
 CHECKS: Final = (
     Check("all finite", _finite, explaining.not_finite),
     Check("ranks alike", _ranks_alike, explaining.ranks_apart),
     _COUNTED,
+    _JUDGED,
     Check("skipped window moves nothing", _unmoved, explaining.moved),
     _ON_SCHEDULE,
     Check("same as the oracle", _like_oracle, explaining.unlike_oracle),
-    Check("reported loss", _reported, explaining.always(Mistake.spike_in_reported_loss)),
+    Check("reported loss", reported, explaining.always(Mistake.spike_in_reported_loss)),
 )
 """Of a case with a fault. What is not finite can be compared with nothing; ranks that part, and another learning rate,
 explain what follows."""
@@ -311,17 +252,14 @@ explain what follows."""
 HEALTHY_CHECKS: Final = (
     Check("same as no guard", _like_healthy, explaining.always(Mistake.healthy_run_changed)),
     _COUNTED,
-    Check("reported loss", _reported_as_healthy, explaining.always(Mistake.spike_in_reported_loss)),
+    _JUDGED,
+    Check("reported loss", reported_as_healthy, explaining.always(Mistake.spike_in_reported_loss)),
     _ON_SCHEDULE,
 )
 """Of a case without one."""
 
 
 # Results.
-
-
-def _of_rank(evidence: Evidence, outcome: Outcome) -> str:
-    return f" (rank {outcome.rank})" if evidence.case.processes > 1 else ""
 
 
 def _how_near(evidence: Evidence) -> str:

@@ -32,12 +32,14 @@ class Distance(NamedTuple):
         is_bitwise: Whether they are the same to the last bit.
         is_near: Whether they are the same, be it to rounding.
         parameters: 2-norm of the difference of the parameters; NaN or Inf where they cannot be compared.
+        state: 2-norm of the difference of the optimizer's moments and step counts; Inf where they cannot be compared.
         move: 2-norm of what the parameters moved in the expected training, since its first state.
     """
 
     is_bitwise: bool
     is_near: bool
     parameters: float
+    state: float
     move: float
 
 
@@ -69,6 +71,14 @@ def largest_gap(first: np.ndarray, second: np.ndarray) -> float:
         return float(np.abs(first - second).max())
 
 
+def state_gap(found: Snapshot, expected: Snapshot) -> float:
+    """2-norm of the difference of what the optimizers hold: moments and step counts; Inf where they hold other ones."""
+    pairs = ((found.moments, expected.moments), (found.steps, expected.steps))
+    if any(ours.shape != theirs.shape for ours, theirs in pairs):
+        return math.inf
+    return math.hypot(*(norm(ours - theirs) for ours, theirs in pairs))
+
+
 def norm(numbers: np.ndarray) -> float:
     """The 2-norm."""
     return float(np.linalg.norm(numbers))
@@ -77,10 +87,10 @@ def norm(numbers: np.ndarray) -> float:
 def _apart(found: Snapshot, expected: Snapshot, *, before: Snapshot) -> Distance:
     move = norm(expected.parameters - before.parameters)
     if found.digest == expected.digest:
-        return Distance(True, True, 0.0, move)
-    gap = largest_gap(found.parameters, expected.parameters)
+        return Distance(True, True, 0.0, 0.0, move)
+    gap, state = largest_gap(found.parameters, expected.parameters), state_gap(found, expected)
     if not math.isfinite(gap):
-        return Distance(False, False, gap, move)
+        return Distance(False, False, gap, state, move)
     length = norm(found.parameters - expected.parameters)
     largest = float(np.abs(expected.parameters).max(initial=0.0))
     is_near = (
@@ -91,4 +101,4 @@ def _apart(found: Snapshot, expected: Snapshot, *, before: Snapshot) -> Distance
         <= min(_MOMENT_ROUNDINGS * expected.epsilon, 0.02) * norm(expected.moments)
         and np.array_equal(found.steps, expected.steps)
     )
-    return Distance(False, is_near, length, move)
+    return Distance(False, is_near, length, state, move)

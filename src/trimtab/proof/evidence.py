@@ -71,7 +71,7 @@ class Evidence:
     def num_planted(self) -> int:
         """Micro-batches whose skip is expected, those of the next window among them."""
         case = self.case
-        if case.fault is None or case.place is None:
+        if case.fault is None or case.place is None or case.guard == "lenient":
             return 0
         num_micros = self.found[0].num_micros[FAULTY_WINDOW]
         return len(micros_at(case.place, num_micros=num_micros)) + (case.follow_up is not None)
@@ -85,6 +85,10 @@ class Evidence:
     def counts(self) -> list[int]:
         """The same, without the ranks."""
         return [count for _, count in self.counted]
+
+    def of_rank(self, outcome: Outcome) -> str:
+        """Where an outcome is of one rank among several: of which, in brackets."""
+        return f" (rank {outcome.rank})" if self.case.processes > 1 else ""
 
     def apart(self, trial: Sequence[Outcome], *, window: int = FAULTY_WINDOW) -> Distance:
         """How far the trial under the guard is from another after a window."""

@@ -25,8 +25,14 @@ _PARALLEL: Final = 1e-6
 """One minus the cosine of two gradients that point the same way."""
 
 
+_SAME_SIZE: Final = 1e-3
+"""How far the ratio of two gradients may be from 1 that are of one size."""
+
+
 def mistake_of_error(case: Case, error: BaseException) -> Mistake | None:
     """The mistake behind a loop that did not come to its end under a guard; None where nothing is known of it."""
+    if case.fault is not None and "was judged and not accumulated" in " ".join(str(error).split()):  # a kit's words
+        return Mistake.last_backward_left_out
     if case.fault is None or not getattr(error, "hung", False):
         return None
     return Mistake.collectives_unlike if case.is_on_all_ranks else Mistake.per_rank_decision
@@ -50,7 +56,7 @@ def not_finite(evidence: Evidence, failed: Failed) -> Named | None:
     under_spike = evidence.fails_as(case.under(FINITE_SPIKE))
     if under_spike is not None and under_spike.mistake is not None:
         return under_spike
-    return _same(_way_of_poison(evidence), failed)
+    return _same(_way_of_poison(evidence), failed) if under_spike is None else None
 
 
 def ranks_apart(evidence: Evidence, failed: Failed) -> Named | None:
@@ -67,15 +73,21 @@ def miscounted(evidence: Evidence, failed: Failed) -> Named | None:
     counts, planted = evidence.counts, evidence.num_planted
     if len(set(counts)) > 1:
         return _counts_apart(evidence)
-    if counts[0] > planted:
-        return _same(Mistake.skipped_too_much, failed)
     case = evidence.case
+    if counts[0] > planted:
+        is_lenient = case.guard == "lenient"
+        return _same(Mistake.settings_not_handed_on if is_lenient else Mistake.skipped_too_much, failed)
     if case.follow_up is None:
         return _same(Mistake.not_skipped, failed)
-    if counts[0] == planted - 1 and evidence.apart(evidence.oracle).is_near:
-        return _same(Mistake.nan_in_history, failed)
     is_spike_skipped = evidence.fails_as(case.under(FINITE_SPIKE)) is None
+    if counts[0] == planted - 1 and evidence.apart(evidence.oracle).is_near and is_spike_skipped:
+        return _same(Mistake.nan_in_history, failed)
     return _same(Mistake.nonfinite_kept if is_spike_skipped else Mistake.not_skipped, failed)
+
+
+def misjudged(evidence: Evidence, failed: Failed) -> Named | None:  # noqa: ARG001 - a rule is asked with both
+    """A guard that was asked too often: its window of losses holds some twice."""
+    return _same(Mistake.skipped_too_much, failed) if failed.found > failed.expected else None
 
 
 def moved(evidence: Evidence, failed: Failed) -> Named | None:
@@ -89,6 +101,8 @@ def moved(evidence: Evidence, failed: Failed) -> Named | None:
 def unlike_oracle(evidence: Evidence, failed: Failed) -> Named | None:
     """A training that is finite and is not that which never saw the fault."""
     case = evidence.case
+    if case.guard == "lenient":
+        return _same(Mistake.settings_not_handed_on, failed)
     if case.planted.takes_tokens:
         return _divisor(evidence)
     if case.follow_up is not None and evidence.apart(evidence.oracle).is_near:
@@ -167,5 +181,7 @@ def _divisor(evidence: Evidence) -> Named | None:
     if not np.isfinite(lengths) or lengths == 0.0 or 1.0 - float(ours @ theirs) / lengths > _PARALLEL:
         return None
     ratio = norm(ours) / norm(theirs)
+    if abs(ratio - 1.0) <= _SAME_SIZE or evidence.case.skipped_tokens == "removed":
+        return None
     text = f"the gradients of window {FAULTY_WINDOW + 1} are {ratio:.6g} times the oracle's, expected 1 times"
     return Named(Mistake.tokens_zeroed_too, ratio, 1.0, text)

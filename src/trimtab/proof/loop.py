@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import nn
@@ -40,6 +40,9 @@ class Loop:
         scheduler: The schedule of the learning rate, where there is one.
         scaler: The gradient scaler, where there is one.
         num_skipped: How many micro-batches the guard says it has skipped; None where nobody counts them.
+        num_judged: How many it says it was asked about, such as `lambda: guard.num_judged`; None likewise.
+        skipped_tokens: Whether the tokens of a skipped micro-batch count in the divisor of its window. "removed" is for
+            a loss of a window's tokens, in batches that name their labels or a mask.
     """
 
     model: nn.Module
@@ -49,6 +52,8 @@ class Loop:
     scheduler: Any = None
     scaler: Any = None
     num_skipped: Callable[[], int] | None = None
+    num_judged: Callable[[], int] | None = None
+    skipped_tokens: Literal["counted", "removed"] = "counted"
 
     @classmethod
     def of_run(
@@ -84,6 +89,7 @@ class Loop:
             scheduler=scheduler,
             scaler=scaler,
             num_skipped=lambda: int(run.num_skipped),
+            num_judged=lambda: _judged(run),
         )
 
     @classmethod
@@ -111,13 +117,14 @@ class Loop:
             scaler: None: `engine.scaler`, where it has one.
             end_window: Ends a window in place of `engine.optimizer_step`, and gives its reported loss, or what has it
                 as `.loss`. An engine with neither steps in its `backward_step`.
-            num_skipped: None: `engine.num_skipped`, where it has one.
+            num_skipped: None: `engine.num_skipped`, where it has one; `engine.num_judged` is taken likewise.
 
         Raises:
             UsageError: The engine has no model or no optimizer.
         """
         if num_skipped is None and hasattr(engine, "num_skipped"):
             num_skipped = lambda: int(engine.num_skipped)  # noqa: E731 - asked after the training
+        has_judged = hasattr(engine, "num_judged")
         return cls(
             model=model if model is not None else engine_part(engine, "model"),
             optimizer=optimizer if optimizer is not None else engine_part(engine, "optimizer"),
@@ -126,6 +133,7 @@ class Loop:
             scheduler=scheduler if scheduler is not None else getattr(engine, "scheduler", None),
             scaler=scaler if scaler is not None else getattr(engine, "scaler", None),
             num_skipped=num_skipped,
+            num_judged=(lambda: int(engine.num_judged)) if has_judged else None,
         )
 
     @classmethod
@@ -147,6 +155,12 @@ class Loop:
             windows=windows,
             num_skipped=None if run is None else lambda: int(run.num_skipped),
         )
+
+
+def _judged(run: Any) -> int:
+    """What a run's guard was asked about; 0 without one."""
+    guard = run.state_dict()["guard"]
+    return int(guard["num_judged"]) if guard is not None else 0
 
 
 Factory = Callable[[GuardConfig | None], Loop]

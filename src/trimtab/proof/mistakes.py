@@ -54,11 +54,16 @@ class Mistake(Enum):
     )
     not_skipped = (
         "the planted micro-batches are not skipped",
-        "build the guard with the settings that the factory is handed, and ask it once a micro-batch",
+        "build the guard with the settings that the factory is handed, and ask it once a micro-batch about the loss, "
+        "which must be able to rise ten times by the model's output",
     )
     skipped_too_much = (
-        "healthy micro-batches are skipped, or one is counted twice",
+        "healthy micro-batches are skipped, or one is counted or judged twice",
         "ask the guard once a micro-batch, about the unscaled loss of that micro-batch",
+    )
+    settings_not_handed_on = (
+        "the guard skips a spike that is far below the bound it was to be built with",
+        "build the guard with the settings that the factory is handed, and with no bound of its own",
     )
     aux_added_outside = (
         "a further loss term is added to what the guard gives back, and moves the model although its micro-batch is "
@@ -67,7 +72,8 @@ class Mistake(Enum):
     )
     tokens_zeroed_too = (
         "the update points where it should and has another size: what is skipped is taken out of the divisor as well",
-        'count the tokens of skipped micro-batches in the divisor, or set skipped_tokens="removed" where that is meant',
+        'count the tokens of skipped micro-batches in the divisor, or say Loop.skipped_tokens = "removed" where that '
+        "is meant",
     )
     spike_in_reported_loss = (
         "the loss that is reported holds the skipped contribution",

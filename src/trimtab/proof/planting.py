@@ -8,14 +8,16 @@ afterwards. A micro-batch is counted by a forward of the model in training mode,
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trimtab.errors import UsageError
 from trimtab.proof.faults import FAULTS, Fault, Plant, micros_at
@@ -37,11 +39,14 @@ class Planting:
         gradients: Those that the optimizer found in its step of the first window that is planted, flat; None where it
             found none, or was not called.
         terms: The tensors of the model's output that a gradient flows through, by their places in it.
+        backed: The sum of what backward was called on in each micro-batch, window by window; NaN where on nothing.
     """
 
-    def __init__(self, loop: Loop, plants: Sequence[Plant], *, rank: int) -> None:
+    def __init__(self, loop: Loop, plants: Sequence[Plant], *, rank: int, sees_backward: bool = False) -> None:
         """Sees to nothing yet; `watching` does."""
         self._loop = loop
+        self._optimizer = _with_hooks(loop.optimizer)
+        self._sees_backward = sees_backward
         self._rank = rank
         self._places = [(window, micro) for window, micros in enumerate(loop.windows) for micro in range(len(micros))]
         self._plants: dict[tuple[int, int], Plant] = {}
@@ -59,6 +64,7 @@ class Planting:
         self.snapshots: list[Snapshot] = []
         self.gradients: np.ndarray | None = None
         self.terms: tuple[str, ...] = ()
+        self.backed = [[float("nan")] * len(micros) for micros in loop.windows]
 
     @property
     def is_reached(self) -> bool:
@@ -72,15 +78,16 @@ class Planting:
         Raises:
             UsageError: The model was not called once a micro-batch.
         """
-        optimizer = _with_hooks(self._loop.optimizer)
         handles = [
             # First of all: a hook of fully_shard would have gathered the parameters by then.
             self._loop.model.register_forward_pre_hook(self._before_forward, prepend=True),
             self._loop.model.register_forward_hook(self._after_forward),
-            optimizer.register_step_pre_hook(self._before_step),
+            # Of every optimizer: a loop may have several.
+            register_optimizer_step_pre_hook(self._before_step),
         ]
         try:
-            yield
+            with self._seeing_backward() if self._sees_backward else nullcontext():
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -118,13 +125,40 @@ class Planting:
         return changed
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        window = self._places[self.num_forwards - 1][0]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        own = set(map(id, self._loop.model.parameters()))
+        is_main = optimizer is self._optimizer
+        if not (is_main or any(id(parameter) in own for parameter in parameters)):
+            return
+        window = self._places[self.num_forwards - 1][0]
         if window in self._drops:
             for parameter in parameters:
                 parameter.grad = None
-        if window == self._watched_window:
+        if is_main and window == self._watched_window:
             self.gradients = flat_gradients(parameters)
+
+    @contextmanager
+    def _seeing_backward(self) -> Iterator[None]:
+        """Notes the losses that backward is called on; `Tensor.backward` and a scaler's loss come by here."""
+        backward = torch.autograd.backward
+
+        def seen(tensors: Any, *args: Any, **settings: Any) -> Any:
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            self._note(sum(float(root.detach().sum()) for root in roots))
+            return backward(tensors, *args, **settings)
+
+        torch.autograd.backward = seen
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+
+    def _note(self, loss: float) -> None:
+        if not 0 < self.num_forwards <= len(self._places):
+            return
+        window, micro = self._places[self.num_forwards - 1]
+        before = self.backed[window][micro]
+        self.backed[window][micro] = loss if math.isnan(before) else before + loss
 
     # Within.
 
@@ -168,7 +202,7 @@ def spoiled(tensor: torch.Tensor, fault: Fault, *, size: float, dice: torch.Gene
     Args:
         tensor: Any shape, floating.
         fault: What to do to it.
-        size: What the fault's noise is multiplied by.
+        size: What the fault's noise is multiplied by; below zero it points the other way.
         dice: On the CPU; the global random state is left alone.
     """
     changed = tensor * fault.factor if fault.factor != 1.0 else tensor
@@ -178,7 +212,7 @@ def spoiled(tensor: torch.Tensor, fault: Fault, *, size: float, dice: torch.Gene
         scale = fault.noise * size * tensor.detach().abs().max().clamp(min=1.0)
         changed = changed + noise.to(device=tensor.device, dtype=tensor.dtype) * scale
     if fault.shift:
-        changed = changed + fault.shift
+        changed = changed + math.copysign(fault.shift, size)
     if fault.has_root:
         changed = changed + (tensor - tensor.detach()).abs().sqrt()
     return changed

@@ -1,7 +1,7 @@
 """`prove`: every case of a training loop, in one process and in two, and what they show together.
 
     factory -> the loop without a guard, on healthy data: does it train at all?
-            -> each case: its trials, here or on a pair of ranks -> `judge` -> a `CaseResult`
+            -> each case: its trials, in a process of their own or on two ranks -> `judge` -> a `CaseResult`
 
 Enters: the name of a factory. Leaves: a `Proof`. Invariant: a trial is run once, however many cases ask for it, as far
 as memory goes; a loop that hangs, dies or raises fails its case, and the proof ends in bounded time.
@@ -9,24 +9,21 @@ as memory goes; a loop that hangs, dies or raises fails its case, and the proof 
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import Final
-
-import torch
 
 from trimtab.errors import TrimtabError, UsageError
 from trimtab.proof.cases import HEALTHY, Case, cases_of
 from trimtab.proof.checks import NOT_THROUGH, judge
-from trimtab.proof.factory import last_line, load_factory
-from trimtab.proof.loop import Factory
-from trimtab.proof.pair import Pair, RanksError
-from trimtab.proof.trial import Outcome, Trial, run_trial
+from trimtab.proof.comparison import largest_gap
+from trimtab.proof.factory import check_name, last_line
+from trimtab.proof.trial import Outcome, Trial
+from trimtab.proof.workers import RanksError, Workers
 from trimtab.proven import CaseResult, Proof
 from trimtab.run import switched_off
 
@@ -35,7 +32,7 @@ _PROCESSES: Final = (1, 2)
 _HOME: Final = "TRIMTAB_HOME"
 
 _MAX_BROKEN: Final = 3
-"""Trials of two ranks that may fail: each costs a new pair of processes, and one that hangs its whole time."""
+"""Trials that may end their processes: each costs new ones, and one that hangs its whole time."""
 
 _MEMORY_BYTES: Final = 1 << 28
 """Outcomes that are kept for a case that asks again; those of a small loop all fit."""
@@ -49,10 +46,10 @@ def prove(
 ) -> Proof:
     """Runs a training loop under planted faults, and says of each whether it was kept out of the update.
 
-    Trains the loop some forty times in one process and some eighty times on two ranks: build it at small size. A loop
-    of a hundred parameters takes 16 s of CPU time, both ways. Trials of one process run in this one, on one thread; for
-    two, a pair of gloo processes is started that import the factory on their own. Runs that the loop records are not
-    listed by `trimtab runs`.
+    Trains the loop some sixty times in one process and twice as often on two ranks: build it at small size. A loop
+    of a hundred parameters takes 18 s of CPU time, both ways. Trials run in processes that are started for them, import
+    the factory on their own, and have one thread each: one process by itself, then two in a gloo group. Runs that the
+    loop records are not listed by `trimtab runs`.
 
     Args:
         factory: `module:factory`, imported with the current folder on the path: a function `build(guard)` that gives a
@@ -65,21 +62,22 @@ def prove(
 
     Raises:
         UsageError: An argument makes no sense, or TRIMTAB=off is set.
-        TrimtabError: The factory cannot be imported, or the loop cannot be built, or does not train without a guard.
+        TrimtabError: The factory cannot be imported, or the loop cannot be built, or does not train without a guard, or
+            trains otherwise each time.
 
     Example:
         proof = prove("my_loop:build", processes=(1,))
         assert proof.proven, proof.mistakes
     """
     asked = _checked(processes)
+    check_name(factory)
     if switched_off():
         raise UsageError("TRIMTAB=off is set in the environment: no guard acts, and nothing can be proven. Unset it.")
     began = time.monotonic()
     results: list[CaseResult] = []
-    with _own_home(), _one_thread():
-        build = load_factory(factory)
+    with _own_home():
         for num_processes in asked:
-            for result in _proven(factory, build, num_processes=num_processes):
+            for result in _proven(factory, num_processes=num_processes):
                 results.append(result)
                 if progress is not None:
                     progress(result)
@@ -104,20 +102,23 @@ def _checked(processes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(processes)))
 
 
-def _proven(name: str, build: Factory, *, num_processes: int) -> Iterator[CaseResult]:
+def _proven(name: str, *, num_processes: int) -> Iterator[CaseResult]:
     """The cases of one number of processes, judged one after the other."""
-    with Pair(name) as pair:
-        trials = _Trials(pair.run if num_processes > 1 else _alone(build))
+    with Workers(name, num_ranks=num_processes) as workers:
+        trials = _Trials(workers.run)
         _refuse_unsound(name, trials, where="in two processes" if num_processes > 1 else "in one process")
         for case in cases_of(num_processes):
             yield judge(case, trials.run) if trials.num_broken < _MAX_BROKEN else _not_run(case)
 
 
 def _refuse_unsound(name: str, trials: _Trials, *, where: str) -> None:
-    """Refuses a loop that does not train without a guard: nothing can be compared with it."""
+    """Refuses a loop that does not train without a guard, or otherwise each time: nothing can be compared with it."""
     try:
+        again = trials.run_anew(HEALTHY)
         outcomes = trials.run(HEALTHY)
     except Exception as error:
+        if isinstance(error, RanksError) and error.is_unloadable:
+            raise TrimtabError(str(error)) from error
         raise TrimtabError(
             f"{name}: the loop cannot be built, or does not train without a guard, {where}: {last_line(error)}. Make "
             "build(None) give a loop that trains on healthy data, then prove it."
@@ -127,25 +128,34 @@ def _refuse_unsound(name: str, trials: _Trials, *, where: str) -> None:
             f"{name}: without a guard and on healthy data the loop's parameters or moments are not finite, {where}: "
             "nothing can be compared. Make the loop train, at small size, before it is proven."
         )
+    unlike = _unlike(again, outcomes)
+    if unlike is not None:
+        raise TrimtabError(
+            f"{name}: the factory gives another loop each time, {where}: of two trainings by build(None), {unlike}. "
+            "Seed its data, and build everything anew in it: model, optimizer, data."
+        )
 
 
-def _alone(build: Factory) -> Callable[[Trial], Sequence[Outcome]]:
-    def run(trial: Trial) -> Sequence[Outcome]:
-        try:
-            # Its words are nobody's, as those of a loop in two processes are.
-            with redirect_stdout(io.StringIO()):
-                return (run_trial(build, trial),)
-        except SystemExit as error:
-            raise TrimtabError(f"the loop ended the process: {last_line(error)}") from error
-
-    return run
+def _unlike(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
+    """In what two trainings differ that ought to be one; None where in nothing."""
+    for outcome, other in zip(outcomes, others, strict=True):
+        if list(outcome.num_micros) != list(other.num_micros):
+            return f"the windows of one have {outcome.num_micros} micro-batches, of the other {other.num_micros}"
+        for window, (one, two) in enumerate(zip(outcome.snapshots, other.snapshots, strict=True)):
+            if one.parameters.shape != two.parameters.shape:
+                return f"one has {one.parameters.size} parameters, the other {two.parameters.size}"
+            if (one.digest, one.buffers) != (two.digest, two.buffers):
+                when = f"after window {window}" if window else "before the first window"
+                gap = largest_gap(one.parameters, two.parameters)
+                return f"the parameters differ by up to {gap:.3e} {when}, expected 0"
+    return None
 
 
 class _Trials:
     """Trials of one number of processes, each run once as far as memory goes.
 
     Attributes:
-        num_broken: Trials that ended a pair of processes.
+        num_broken: Trials that ended their processes.
     """
 
     def __init__(self, run: Callable[[Trial], Sequence[Outcome]]) -> None:
@@ -166,7 +176,7 @@ class _Trials:
             outcomes = self._run(trial)
         except Exception as error:
             self._errors[trial] = error
-            self.num_broken += isinstance(error, RanksError)
+            self.num_broken += isinstance(error, RanksError) and error.is_over
             raise
         self._known[trial] = outcomes
         self._num_bytes += _size_bytes(outcomes)
@@ -174,6 +184,10 @@ class _Trials:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= _size_bytes(oldest)
         return outcomes
+
+    def run_anew(self, trial: Trial) -> Sequence[Outcome]:
+        """The same, whatever is known of it; nothing is remembered."""
+        return self._run(trial)
 
 
 def _size_bytes(outcomes: Sequence[Outcome]) -> int:
@@ -185,22 +199,8 @@ def _not_run(case: Case) -> CaseResult:
     return case.result(
         "failed",
         check=NOT_THROUGH,
-        text=f"It was not run: {_MAX_BROKEN} trials before it hung, died or raised on a rank. Mend those first.",
+        text=f"It was not run: {_MAX_BROKEN} trials before it hung, died, or raised on a rank. Mend those first.",
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for torch: a small loop gains nothing by more, and on a busy machine they wait for one another.
-
-    Measured with a loop of 100 parameters on two busy cores: 4 s instead of 60 s.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

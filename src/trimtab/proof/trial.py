@@ -27,15 +27,16 @@ from trimtab.proof.planting import Planting
 from trimtab.proof.snapshot import Snapshot
 from trimtab.proof.tokens import without_tokens
 
-GuardSetting = Literal["none", "off", "on"]
+GuardSetting = Literal["none", "off", "on", "lenient"]
 
 GUARDS: Final[dict[GuardSetting, GuardConfig | None]] = {
     "none": None,
     "off": GuardConfig(),
     "on": GuardConfig(multiplier=10.0, min_history=3),
+    "lenient": GuardConfig(multiplier=1e30, min_history=3),
 }
 """What a factory is handed. One that is on: far above what healthy losses do, far below a planted spike; soon through
-its warm-up."""
+its warm-up. One that is lenient skips nothing that is finite: so it is seen whether the settings arrive."""
 
 _SEED: Final = 0
 
@@ -62,6 +63,10 @@ class Outcome:
         snapshots: The state before the first window, and after each.
         losses: What the loop reported for each window; empty where it reports none.
         num_skipped: What it says it has skipped; None where it does not say.
+        num_judged: What it says it was asked about; likewise.
+        skipped_tokens: Whether it counts the tokens of what it skips.
+        backed: What backward was called on in each micro-batch, window by window, without a guard; NaN where on nothing
+            that was seen.
         num_micros: Micro-batches in each window.
         gradients: Flat, as the optimizer found them in the faulty window; None where it found none.
         is_reached: Whether a backward came to the model's output in every planted micro-batch of this rank.
@@ -73,6 +78,9 @@ class Outcome:
     snapshots: Sequence[Snapshot] = ()
     losses: Sequence[float | None] = ()
     num_skipped: int | None = None
+    num_judged: int | None = None
+    skipped_tokens: str = "counted"
+    backed: Sequence[Sequence[float]] = ()
     num_micros: Sequence[int] = ()
     gradients: np.ndarray | None = None
     is_reached: bool = True
@@ -112,15 +120,19 @@ def run_trial(factory: Factory, trial: Trial) -> Outcome:
         if windows is None:
             why = "its batches name no labels, targets or mask, so that nobody knows which tokens are supervised"
             return Outcome(rank=rank, not_applicable=why)
-        planting = Planting(loop, trial.plants, rank=rank)
+        planting = Planting(loop, trial.plants, rank=rank, sees_backward=trial.guard == "none")
         with planting.watching():
             losses = loop.train(windows)
         num_skipped = int(loop.num_skipped()) if loop.num_skipped is not None else None
+        num_judged = int(loop.num_judged()) if loop.num_judged is not None else None
     return Outcome(
         rank=rank,
         snapshots=planting.snapshots,
         losses=_checked(losses, num_windows=len(windows)),
         num_skipped=num_skipped,
+        num_judged=num_judged,
+        skipped_tokens=loop.skipped_tokens,
+        backed=planting.backed,
         num_micros=[len(micros) for micros in windows],
         gradients=planting.gradients,
         is_reached=planting.is_reached,

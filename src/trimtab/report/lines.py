@@ -45,18 +45,26 @@ def say(console: Console, line: str, *, style: str = "") -> None:
     console.print(Text(line, style=style), soft_wrap=True)
 
 
-def tell(console: Console, sentence: str, *, style: str = "") -> None:
+def tell(console: Console, sentence: str, *, style: str = "", indent: str = "") -> None:
     """A sentence: in a terminal broken between words, elsewhere one line, as a program looks for it.
 
     Args:
         console: Where to draw.
         sentence: Plain text; a path in it stays whole.
         style: As for rich.
+        indent: Blanks before each line.
     """
     if not console.is_terminal:
-        say(console, sentence, style=style)
+        say(console, indent + sentence, style=style)
         return
-    for line in textwrap.wrap(sentence, console.width, break_long_words=False, break_on_hyphens=False):
+    for line in textwrap.wrap(
+        sentence,
+        console.width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
         say(console, line, style=style)
 
 

@@ -1,4 +1,4 @@
-"""A proof as text: what became of each fault at each place, then every failed case in full.
+"""A proof as text: what became of each fault at each place, then the failed cases, those of one mistake together.
 
 Enters: a proof and a console. Leaves: lines on that console. Invariant: as in `trimtab.report.terminal`.
 """
@@ -21,9 +21,16 @@ _NO_PLACE: Final = "-"
 """The column of a case in which nothing is planted."""
 
 
-def case_line(case: CaseResult) -> str:
-    """One case in one plain line, as it is told while a proof runs."""
-    return f"{_WORDS[case.outcome]:<6}  {plain(case.case)}"
+def case_line(case: CaseResult, *, judged: int, num_cases: int) -> str:
+    """One case in one plain line, as it is told while a proof runs.
+
+    Args:
+        case: The case.
+        judged: How many are judged, this one among them.
+        num_cases: How many there are.
+    """
+    total = str(num_cases)
+    return f"{judged:>{len(total)}}/{total}  {_WORDS[case.outcome]:<6}  {plain(case.case)}"
 
 
 def render(proof: Proof, *, console: Console) -> None:
@@ -38,9 +45,9 @@ def render(proof: Proof, *, console: Console) -> None:
     _draw_matrix(proof.cases, console=console)
     if any(case.outcome == "not_applicable" for case in proof.cases):
         _draw_not_applicable(proof.cases, console=console)
-    for case in proof.failed:
+    for cases in _grouped(proof.failed):
         say(console, "")
-        _draw_failed(case, console=console)
+        _draw_failed(cases, console=console)
     if proof.mistakes:
         say(console, "")
         _draw_mistakes(proof, console=console)
@@ -64,7 +71,10 @@ def _draw_matrix(cases: Sequence[CaseResult], *, console: Console) -> None:
     for case in cases:
         # Without a fault, a case is what its name says.
         what = plain(case.fault if case.fault is not None else case.case)
-        lines.setdefault((what, _where(case)), {})[case.place or _NO_PLACE] = case
+        place = case.place or _NO_PLACE
+        if place in lines.get((what, _where(case)), {}):  # of a case like another, but for the guard's settings
+            what = plain(case.case)
+        lines.setdefault((what, _where(case)), {})[place] = case
     table = make_table([("planted", False), ("in", False), *((place, False) for place in places)], console=console)
     for (what, where), found in lines.items():
         table.add_row(Text(what), Text(where), *(_cell(found.get(place)) for place in places))
@@ -95,18 +105,32 @@ def _draw_not_applicable(cases: Sequence[CaseResult], *, console: Console) -> No
         tell(console, f"n/a: {plain(reason) or 'the loop has nothing to plant this in'}")
 
 
-def _draw_failed(case: CaseResult, *, console: Console) -> None:
-    say(console, f"FAILED  {plain(case.case)}", style="bold red")
-    if case.check is not None:
-        say(console, f"  check     {plain(case.check)}")
-    if case.found is not None or case.expected is not None:
-        found, expected = _two_numbers(case)
+def _grouped(failed: Sequence[CaseResult]) -> list[list[CaseResult]]:
+    """Failed cases that are one finding: one mistake by one check; where neither is known with numbers, one text."""
+    groups: dict[tuple[str | None, str | None, str], list[CaseResult]] = {}
+    for case in failed:
+        says_all = case.mistake is None and case.found is None
+        groups.setdefault((case.mistake, case.check, case.text if says_all else ""), []).append(case)
+    return list(groups.values())
+
+
+def _draw_failed(cases: Sequence[CaseResult], *, console: Console) -> None:
+    """The first of them in full, and the names of the others."""
+    first, *others = cases
+    say(console, f"FAILED  {plain(first.case)}", style="bold red")
+    if first.mistake is not None:
+        say(console, f"  mistake   {plain(first.mistake)}")
+    if first.text:
+        tell(console, plain(first.text), indent="  ")
+    if first.check is not None:
+        say(console, f"  check     {plain(first.check)}")
+    if first.found is not None or first.expected is not None:
+        found, expected = _two_numbers(first)
         say(console, f"  found     {found}")
         say(console, f"  expected  {expected}")
-    if case.mistake is not None:
-        say(console, f"  mistake   {plain(case.mistake)}")
-    if case.text:
-        tell(console, f"  {plain(case.text)}")
+    if others:
+        names = "; ".join(plain(case.case) for case in others)
+        tell(console, f"and {len(others)} more in the same way: {names}", indent="  ")
 
 
 def _two_numbers(case: CaseResult) -> tuple[str, str]:

@@ -211,6 +211,11 @@ class Gate:
         self._drop_next(verdict.dropped)
         return verdict
 
+    def release_step(self) -> None:
+        """Lets the optimizer's next step be taken, whatever `judge_step` has said of it."""
+        if self._veto is not None:
+            self._veto.drop_next(False)
+
     def end(
         self,
         verdict: StepVerdict,

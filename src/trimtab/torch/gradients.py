@@ -45,6 +45,17 @@ class GradientNorms(NamedTuple):
         first = bad.to(torch.int32).argmax()  # of equals the first, so the one at the end if it is alone
         return torch.where(first < len(self.norms), first, -1)
 
+    def is_of_nonfinite(self) -> bool:
+        """Whether a gradient holds NaN or Inf, and not only numbers of which the norm is too large; waits.
+
+        Alike on every rank: the norms of sharded gradients are summed in float64, and infinite only by what they hold.
+        """
+        for place in (~torch.isfinite(self.norms)).nonzero().flatten().tolist():
+            grad = self.parameters[place].grad
+            if grad is not None and (_sharding(grad) is not None or not bool(torch.isfinite(_values(grad)).all())):
+                return True
+        return False
+
 
 def gradient_norms(parameters: Sequence[nn.Parameter]) -> GradientNorms:
     """Measures the gradients together and one by one; never waits for a device.

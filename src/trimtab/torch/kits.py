@@ -76,7 +76,7 @@ class LossKit(Kit):
 
         Args:
             loss: 0-d, float: the unscaled mean loss of the micro-batch on this rank. The tensor with its graph: a skip
-                needs it where `accumulate` is then given something without one.
+                needs it where `accumulate` is then given something without one. Any number may stand for it.
 
         Returns:
             True where the micro-batch takes part in backward. Call `accumulate` and backward where it is False, too.
@@ -99,7 +99,7 @@ class LossKit(Kit):
             0-d: `loss` divided by `accumulation`, or, where it is skipped, a zero whose backward leaves zeros.
 
         Raises:
-            UsageError: If there is a guard and it was not asked, or `loss` is none.
+            UsageError: If there is a guard and it was not asked, or `loss` is no such tensor.
         """
         return self._accumulate(loss, 1, where="accumulate")
 
@@ -129,8 +129,8 @@ class TokenNormedLossKit(Kit):
         Args:
             loss_sum: 0-d, float: the sum of the unscaled losses over this rank's supervised tokens, with its graph (see
                 `LossKit.guard_loss`).
-            num_tokens: Their number: a whole number, or a 0-d integer tensor. With a guard the window is divided by
-                what is given here.
+            num_tokens: Their number: a whole number of any kind, or a 0-d integer tensor. With a guard the window is
+                divided by what is given here.
 
         Returns:
             True where the micro-batch takes part in backward; call `accumulate_microbatch` and backward either way.
@@ -153,6 +153,7 @@ class TokenNormedLossKit(Kit):
             micro-batch is skipped, or has no token on this rank.
 
         Raises:
-            UsageError: As `LossKit.accumulate`, or if the tokens are not those that the guard was told of.
+            UsageError: As `LossKit.accumulate`, or if the tokens are not those that the guard was told of, where both
+                are on the host.
         """
         return self._accumulate(loss_sum, num_tokens, where="accumulate_microbatch")

@@ -38,7 +38,10 @@ class WindowResult:
 
     @property
     def loss(self) -> float:
-        """Loss of the window on this rank, skipped contributions left out; NaN if nothing is left. Waits."""
+        """Loss of the window on this rank, skipped contributions left out; NaN if nothing is left. Waits.
+
+        NaN is what a window reports that was skipped whole: leave it out of a running mean (`math.isnan`).
+        """
         return float(self._facts["loss"])
 
     @property

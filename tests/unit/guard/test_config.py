@@ -197,3 +197,36 @@ def test_where_it_is_decided_is_no_part_of_a_state_so_that_it_moves_between_mach
 )
 def test_a_configuration_says_how_many_skips_in_a_row_it_allows(config: GuardConfig, num_skips: int | None) -> None:
     assert config.num_skips_allowed == num_skips
+
+
+@pytest.mark.parametrize("optim", [None, "abc", b"abc", 5, 2.5, True, [], (), {"multiplier"}, range(3)])
+def test_what_is_no_optim_configuration_is_refused(optim: object) -> None:
+    with pytest.raises(UsageError, match=r"The optim configuration is .* of type \w+: expected .*loss_spike_skip_mult"):
+        GuardConfig.from_optim(optim)
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize(
+    ("optim", "said"),
+    [
+        ({"loss_spike_skip_multipler": 2.0}, "has the unknown key loss_spike_skip_multipler: expected"),
+        ({"loss_spike_multiplier": 2.0, "lr": 1.0}, "has the unknown key loss_spike_multiplier: expected"),
+        (
+            {"loss_spike_skip_multiplier": 2.0, "loss_spike_skip_window": 9},
+            "has the unknown key loss_spike_skip_window",
+        ),
+        ({"lr": 1.0, "optim": {"loss_spike_skip_multiplier": 2.0}}, 'holds loss_spike_skip_multiplier under "optim"'),
+    ],
+)
+def test_keys_that_would_leave_a_guard_off_silently_are_refused(
+    optim: dict[str, object], said: str, as_object: bool
+) -> None:
+    with pytest.raises(UsageError, match=said) as error:
+        GuardConfig.from_optim(types.SimpleNamespace(**optim) if as_object else optim)
+    for key in ("loss_spike_skip_multiplier", "loss_spike_skip_window_size", "loss_spike_skip_min_history"):
+        assert key in str(error.value)
+
+
+def test_an_object_under_optim_is_seen_too() -> None:
+    with pytest.raises(UsageError, match='under "optim"'):
+        GuardConfig.from_optim({"optim": types.SimpleNamespace(loss_spike_skip_multiplier=2.0)})

@@ -1,12 +1,15 @@
 """Each check fails where only it can see what is wrong, with the two numbers."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from trimtab.errors import TrimtabError
 from trimtab.proof.cases import Case
 from trimtab.proof.checks import judge
-from trimtab.proof.pair import RanksError
 from trimtab.proof.trial import run_trial
+from trimtab.proof.workers import RanksError
 
 
 def by_hand_of(loop):
@@ -14,7 +17,7 @@ def by_hand_of(loop):
 
 
 def spike(case):
-    return (case.fault, case.place) == ("finite spike", "last")
+    return (case.fault, case.place, case.guard) == ("finite spike", "last", "on")
 
 
 def healthy(case):
@@ -72,11 +75,14 @@ def test_a_reported_loss_that_grows_with_the_fault_fails(changed, proven):
 
         by_hand = by_hand_of(loop)
         judge, by_hand.verdict = by_hand.verdict, judged
-        loop.train = lambda windows: [loss + max(seen) for loss in train(windows)]
+        loop.train = lambda windows: [
+            loss + 1e-5 * max(seen) * (place == 2) for place, loss in enumerate(train(windows))
+        ]
 
     [result] = proven(changed(change), only=spike)
     assert (result.check, result.mistake) == ("reported loss", "spike_in_reported_loss")
-    assert result.expected > 5.0 * result.found
+    assert result.expected > result.found
+    assert "under a fault 10 times as large" in result.text
 
 
 def test_a_schedule_that_stands_still_on_a_dropped_window_fails(changed, proven):
@@ -97,6 +103,32 @@ def test_a_guard_that_changes_a_healthy_training_fails(changed, proven):
     [result] = proven(changed(change), only=healthy)
     assert (result.check, result.mistake) == ("same as no guard", "healthy_run_changed")
     assert result.found > result.expected == 0.0
+
+
+def test_a_guard_that_changes_the_buffers_alone_fails(changed, proven):
+    def change(loop):
+        loop.model.register_buffer("seen", torch.zeros(1))
+
+    [result] = proven(changed(change), only=healthy)
+    assert (result.check, result.mistake) == ("same as no guard", "healthy_run_changed")
+    assert "buffers are others" in result.text
+
+
+def test_gradients_that_point_elsewhere_are_no_matter_of_the_divisor(changed, proven):
+    def change(loop):
+        by_hand = by_hand_of(loop)
+        scale = by_hand.scale_gradients
+
+        def scale_and_turn():
+            scale()
+            if by_hand.num_skipped:
+                bias = loop.model.inner.bias
+                bias.grad = 3.0 * bias.grad
+
+        by_hand.scale_gradients = scale_and_turn
+
+    [result] = proven(changed(change), only=spike)
+    assert (result.check, result.mistake) == ("same as the oracle", None)
 
 
 def test_a_loop_that_raises_under_a_guard_fails_with_the_last_line_of_its_error(changed, proven):
@@ -157,7 +189,8 @@ def hanging(loops):
     def run(trial):
         if trial.guard != "none":
             raise RanksError("after 5 s neither rank was through. Call both on every rank.", hung=True)
-        return [run_trial(loops("by_hand:by_hand"), trial)] * 2
+        plants = tuple(replace(plant, ranks=(0,)) for plant in trial.plants)  # both are rank 0 here
+        return [run_trial(loops("by_hand:by_hand"), replace(trial, plants=plants))] * 2
 
     return run
 
@@ -181,7 +214,9 @@ def test_a_loop_that_fails_without_a_guard_is_no_result(loops):
     def run(trial):
         raise RuntimeError("out of rows.")
 
-    with pytest.raises(TrimtabError, match=r"without a guard fails .*: RuntimeError: out of rows\. Nothing can"):
+    with pytest.raises(
+        TrimtabError, match=r"without a guard fails .*: RuntimeError: out of rows \(test_checks\.py:\d+\)\. Nothing can"
+    ):
         judge(Case(guard="on", processes=1), run)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.proof.comparison import distance, largest_gap
+from trimtab.proof.comparison import distance, largest_gap, state_gap
 from trimtab.proof.snapshot import Snapshot
 from trimtab.proof.trial import Outcome
 
@@ -32,7 +32,7 @@ def outcome(*parameters, moments=(1.0,), steps=(3.0,)):
 
 
 def test_the_same_bits_are_bitwise():
-    assert distance(outcome(1.0), outcome(1.0), window=-1, since=0) == (True, True, 0.0, 1.0)
+    assert distance(outcome(1.0), outcome(1.0), window=-1, since=0) == (True, True, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(("units", "is_near"), [(1, True), (15, True), (20, False)])
@@ -68,3 +68,11 @@ def test_the_largest_gap_is_that_of_one_number():
     assert largest_gap(np.array([1.0, 2.0]), np.array([1.5, 2.25])) == 0.5
     assert largest_gap(np.zeros(2), np.zeros(3)) == math.inf
     assert largest_gap(np.zeros(0), np.zeros(0)) == 0.0
+
+
+def test_the_state_of_an_optimizer_is_told_apart_by_moments_and_step_counts():
+    [ours] = outcome(1.0, moments=(4.0,), steps=(3.0,))
+    [theirs] = outcome(1.0, moments=(1.0,), steps=(7.0,))
+    assert state_gap(ours.end, theirs.end) == 5.0
+    [other] = outcome(1.0, moments=())
+    assert state_gap(ours.end, other.end) == math.inf

@@ -14,11 +14,12 @@ def dice():
     return torch.Generator().manual_seed(0)
 
 
-def test_places_are_the_first_the_middle_the_last_and_all():
-    assert [micros_at(place, num_micros=4) for place in ("first", "middle", "last", "all")] == [
+def test_places_are_the_first_the_middle_the_last_two_and_all():
+    assert [micros_at(place, num_micros=4) for place in ("first", "middle", "last", "two", "all")] == [
         (0,),
         (2,),
         (3,),
+        (0, 3),
         (0, 1, 2, 3),
     ]
 
@@ -36,6 +37,12 @@ def test_a_finite_spike_is_far_above_what_was_there_and_grows_with_its_size():
 def test_a_scalar_loss_of_any_size_becomes_a_spike_above_ten_times_itself(size):
     loss = torch.tensor(size)
     assert spoiled(loss, FAULTS["finite spike"], size=1.0, dice=dice()) > 10.0 * max(size, 40.0)
+
+
+def test_a_size_below_zero_points_the_other_way():
+    x = torch.ones(3)
+    assert spoiled(x, FAULTS["finite spike"], size=-1.0, dice=dice()).max() < -499.0
+    assert spoiled(x, FAULTS["Inf"], size=-1.0, dice=dice()).isneginf().all()
 
 
 def test_nan_and_inf_are_what_they_are_called():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import optimizer as optim_hooks
 
 from trimtab import UsageError
 from trimtab.proof import Loop
@@ -93,6 +94,44 @@ def test_a_fault_is_planted_where_it_was_asked_for():
     assert outcome.terms == ("output",)
 
 
+def test_what_backward_is_called_on_is_seen_without_a_guard_and_left_as_it_was():
+    backward = torch.autograd.backward
+    outcome = run_trial(build, Trial(guard="none", plants=(Plant(**PLANT, place="last", left_out=True),)))
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(3, 1), batches()[0][0]
+    assert outcome.backed[0][0] == float(F.mse_loss(model(x), y).detach() / 3)
+    assert torch.autograd.backward is backward
+    assert np.isnan(run_trial(build, Trial(guard="off")).backed).all()
+
+
+def test_every_optimizer_of_the_model_has_its_step_dropped_and_no_other():
+    def factory(guard):
+        loop = build()
+        own, [bias] = [loop.model.weight], [loop.model.bias]
+        elsewhere = nn.Parameter(torch.zeros(1))
+        loop.optimizer = torch.optim.SGD(own, lr=LR)
+        others = [torch.optim.SGD([bias], lr=LR), torch.optim.SGD([elsewhere], lr=LR)]
+        steps = []
+
+        def train(windows):
+            for window in windows:
+                for x, y in window:
+                    (F.mse_loss(loop.model(x), y) / len(window)).backward()
+                elsewhere.grad = torch.ones(1)
+                for optimizer in (loop.optimizer, *others):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                steps.append(float(elsewhere.detach()))
+            return steps
+
+        loop.train = train
+        return loop
+
+    outcome = run_trial(factory, Trial(guard="none", plants=(Plant(**PLANT, place="all", dropped=True),)))
+    assert (outcome.snapshots[3].parameters == outcome.snapshots[2].parameters).all()
+    assert np.diff(outcome.losses) == pytest.approx(-LR)
+
+
 def test_the_same_trial_gives_the_same_outcome_and_leaves_the_random_state_alone():
     trial = Trial(guard="none", plants=(Plant(**PLANT, place="all", fault="finite spike"),))
     torch.manual_seed(5)
@@ -151,7 +190,7 @@ def test_batches_that_name_no_tokens_make_a_trial_without_them_not_applicable():
     assert "no labels, targets or mask" in outcome.not_applicable
 
 
-@pytest.mark.parametrize("guard", ["none", "off", "on"])
+@pytest.mark.parametrize("guard", ["none", "off", "on", "lenient"])
 def test_the_factory_is_handed_the_setting(guard):
     seen = []
 
@@ -161,7 +200,7 @@ def test_the_factory_is_handed_the_setting(guard):
 
     run_trial(factory, Trial(guard=guard))
     [config] = seen
-    assert (config is None, config is not None and config.enabled) == (guard == "none", guard == "on")
+    assert (config is None, config is not None and config.enabled) == (guard == "none", guard in ("on", "lenient"))
 
 
 # Refusals.
@@ -197,3 +236,4 @@ def test_the_hooks_are_gone_after_a_trial_that_failed():
     assert not loop.model._forward_hooks
     assert not loop.model._forward_pre_hooks
     assert not loop.optimizer._optimizer_step_pre_hooks
+    assert not optim_hooks._global_optimizer_pre_hooks

@@ -166,8 +166,8 @@ def test_an_item_over_what_one_may_take_is_refused_by_that_name_and_not_as_a_slo
     assert (recorder.num_dropped, recorder.off_reason) == (0, None)
     assert rows_in(folder.path) == [6]
     assert events_in(folder.path, "dropped") == []
-    (refused,) = events_in(folder.path, "refused")
-    assert refused.facts["num_items"] == 2
+    # one event a flush, and a busy machine may flush between the two
+    assert sum(event.facts["num_items"] for event in events_in(folder.path, "refused")) == 2
     assert len(said()) == 1
     assert "an item was left out: the micro-batch 0 of step 3 takes about 12001024 bytes" in said()[0]
     assert "at most 10000000" in said()[0]

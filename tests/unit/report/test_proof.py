@@ -1,5 +1,6 @@
 """What a person sees of a proof."""
 
+import dataclasses
 import io
 
 import pytest
@@ -33,9 +34,17 @@ FAILED = make_case(
 
 @pytest.fixture
 def draw():
-    def drawn(*cases, width=120):
+    def drawn(*cases, width=120, is_terminal=False):
         stream = io.StringIO()
-        console = Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+        console = Console(
+            file=stream,
+            width=width,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            force_terminal=is_terminal,
+            no_color=True,
+        )
         render(Proof(factory="loop:build", seconds=3.21, cases=cases), console=console)
         return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
 
@@ -60,14 +69,41 @@ def test_a_failed_case_is_told_in_full_with_both_numbers_and_the_mistake(draw):
     assert "NaN rank 1 of 2 FAILED" in drawn
     assert drawn[-8:] == [
         "FAILED NaN, all, rank 1 of 2",
+        "mistake zeroed by multiplication",
+        "0 x NaN is NaN. Bind the verdict to the loss.",
         "check parameters as in the oracle",
         "found nan",
         "expected 0.25",
-        "mistake zeroed by multiplication",
-        "0 x NaN is NaN. Bind the verdict to the loss.",
         "",
         "Mistake: zeroed by multiplication (named by 1 of 1 failed cases)",
     ]
+
+
+def test_failed_cases_of_one_mistake_are_one_finding_with_the_first_in_full(draw):
+    others = [dataclasses.replace(FAILED, case=f"NaN, {place}", text="another number") for place in ("first", "last")]
+    another = dataclasses.replace(FAILED, case="reported", check="reported loss", mistake="spike_in_reported_loss")
+    drawn = draw(FAILED, others[0], another, others[1])
+    assert [line for line in drawn if line.startswith("FAILED")] == ["FAILED NaN, all, rank 1 of 2", "FAILED reported"]
+    assert "and 2 more in the same way: NaN, first; NaN, last" in drawn
+    assert "another number" not in drawn
+
+
+def test_errors_that_differ_are_told_each_and_the_same_one_once(draw):
+    dead = {"outcome": "failed", "check": "comes to its end"}
+    cases = [
+        make_case(name, text=text, **dead) for name, text in (("a", "It died."), ("b", "Not run."), ("c", "Not run."))
+    ]
+    drawn = draw(*cases)
+    assert [drawn.count("It died."), drawn.count("Not run.")] == [1, 1]
+    assert "and 1 more in the same way: c" in drawn
+
+
+def test_in_a_terminal_a_finding_is_wrapped_to_its_width(draw):
+    others = [dataclasses.replace(FAILED, case=f"NaN, micro-batch {num}") for num in range(20)]
+    drawn = draw(FAILED, *others, width=60, is_terminal=True)
+    names = drawn[drawn.index("expected 0.25") + 1 : -2]
+    assert len(names) > 1
+    assert max(map(len, names)) < 60
 
 
 def test_numbers_that_differ_never_look_the_same(draw):
@@ -78,7 +114,13 @@ def test_numbers_that_differ_never_look_the_same(draw):
 def test_a_failed_case_without_numbers_has_none(draw):
     drawn = draw(make_case(outcome="failed", check="it runs to its end", text="Rank 1 failed."))
     assert not any(line.startswith(("found", "expected", "mistake")) for line in drawn)
-    assert drawn[-1] == "Rank 1 failed."
+    assert drawn[-2:] == ["Rank 1 failed.", "check it runs to its end"]
+
+
+def test_two_cases_of_one_fault_and_place_are_two_lines(draw):
+    drawn = draw(make_case(), make_case("another guard, NaN, last", outcome="failed"))
+    assert "NaN 1 process proven" in drawn
+    assert "another guard, NaN, last 1 process FAILED" in drawn
 
 
 def test_why_a_case_did_not_apply_is_said_once(draw):
@@ -102,6 +144,7 @@ def test_nothing_of_a_loop_reaches_the_terminal_but_as_text(draw):
 
 
 def test_while_it_runs_a_case_is_one_plain_line():
-    assert case_line(FAILED) == "FAILED  NaN, all, rank 1 of 2"
-    assert case_line(make_case(HOSTILE)).isascii()
-    assert "\n" not in case_line(make_case(HOSTILE))
+    assert case_line(FAILED, judged=3, num_cases=64) == " 3/64  FAILED  NaN, all, rank 1 of 2"
+    hostile = case_line(make_case(HOSTILE), judged=10, num_cases=10)
+    assert hostile.isascii()
+    assert "\n" not in hostile

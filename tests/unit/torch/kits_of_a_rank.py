@@ -143,8 +143,7 @@ def said_of_a_state(*, kit: str, saved: bool, here: bool) -> list[str]:
     kind: Any = {"mean": LossKit, "tokens": TokenNormedLossKit}[kit]
     before, after = kind(nn.Linear(1, 1)), kind(nn.Linear(1, 1))
     for made, is_guarded in ((before, saved), (after, here)):
-        if is_guarded:
-            made.build_loss_guard(GuardConfig(multiplier=3.0))
+        made.build_loss_guard(GuardConfig(multiplier=3.0 if is_guarded else None))
     heard = Lines()
     logging.getLogger("trimtab").addHandler(heard)
     try:

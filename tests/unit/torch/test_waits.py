@@ -133,5 +133,5 @@ def test_the_sums_of_a_kit_stay_on_the_device_of_the_loss(made):
     (kit.accumulate if made is LossKit else kit.accumulate_microbatch)(parameter.sum(), *counted).backward()
     # then
     assert kit._mean.num_tokens.device.type == kit._mean.reported_loss(kit._gate.core.window).device.type == "meta"
-    factor = kit._mean.factor(kit._gate.core.window, is_judged=False)
+    factor = kit._mean._factor(kit._gate.core.window)
     assert factor is None if made is LossKit else factor.device.type == "meta"
