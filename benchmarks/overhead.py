@@ -44,7 +44,7 @@ import trimtab
 from trimtab import GuardConfig, Run
 from trimtab.integrations import hf, hf_window
 from trimtab.recorder import Recorder
-from trimtab.torch import capture, loader, run
+from trimtab.torch import capture, loader, run, window
 
 ROWS, TOKENS = 8, 128
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26, 15: 2.14, 20: 2.09, 30: 2.05}
@@ -214,7 +214,8 @@ def put_clocks(meter):
     meter.put(loader.TaggedDataset, "__getitems__", ours=True)
     meter.put(hf_window, "gradient_norms", ours=True)  # a guard's look at the gradients; else the trainer's own
     meter.put(Run, "micro_batch", "step", ours=True)
-    meter.put(run, "gradient_norms", "clip_gradients", ours=False)
+    meter.put(window, "gradient_norms", ours=False)
+    meter.put(run, "clip_gradients", ours=False)
     # Inside a captured cross-entropy the host's two calls are the host's, the third is ours.
     nll_loss, theirs = F.nll_loss, meter.wrap(F.nll_loss, ours=False)
     F.nll_loss = lambda *args, **kwargs: (nll_loss if kwargs.get("reduction") == "none" else theirs)(*args, **kwargs)
