@@ -20,6 +20,10 @@ class LogError(TrimtabError):
     """A log that cannot be read: missing, empty, foreign, of another version, or damaged beyond use."""
 
 
+class CheckpointError(TrimtabError):
+    """A checkpoint that cannot be resumed from: damaged, incomplete, hostile, not healthy, or none at all."""
+
+
 class MissingExtraError(TrimtabError, ImportError):
     """A feature was used whose optional package is not installed; the message gives the exact command."""
 

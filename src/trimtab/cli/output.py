@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
+from trimtab.disk import write_file
 from trimtab.errors import UsageError
 from trimtab.log import foreign
-from trimtab.log.disk import write_file
 from trimtab.log.folder import HEADER_NAME, RUNS_NAME, is_run_folder
 from trimtab.report import as_json
 from trimtab.report.console import make_console

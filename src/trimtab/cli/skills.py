@@ -16,8 +16,8 @@ from rich.console import Console
 
 import trimtab
 from trimtab.cli.output import answer, json_option, refuse_one_file_for_two
+from trimtab.disk import write_file
 from trimtab.errors import TrimtabError, UsageError
-from trimtab.log.disk import write_file
 from trimtab.report.lines import say, tell
 from trimtab.report.written import say_written
 from trimtab.text import plain

@@ -20,8 +20,8 @@ from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.conversion.to_rewind import RewindWritten, write_rewind
 from trimtab.conversion.to_runs import RunsWritten, copy_to_runs
 from trimtab.conversion.values import Conversion, Target
+from trimtab.disk import write_file
 from trimtab.errors import UsageError
-from trimtab.log.disk import write_file
 from trimtab.log.reader import Log, open_log
 
 Progress = Callable[[str, int, int], None]

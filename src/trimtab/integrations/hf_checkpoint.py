@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from trimtab.disk import NEW_SUFFIX, write_whole
 from trimtab.errors import UsageError
-from trimtab.log.disk import NEW_SUFFIX, write_whole
 from trimtab.notices import warn, warn_once
 from trimtab.run import RunCore
 from trimtab.torch.gate import Gate

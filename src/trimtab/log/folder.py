@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from trimtab.disk import write_whole
 from trimtab.errors import LogError, UsageError
-from trimtab.log.disk import write_whole
 from trimtab.log.frames import MAX_ATTEMPT
 from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
 from trimtab.log.parts import Part, list_parts, read_info

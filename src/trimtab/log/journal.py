@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from trimtab.disk import NEW_SUFFIX, sync
 from trimtab.errors import UsageError
-from trimtab.log.disk import NEW_SUFFIX, sync
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK, Block, pack_frame
 from trimtab.log.parts import ACTIVE, closed_journals, list_parts
 

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.disk import NEW_SUFFIX
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
-from trimtab.log.disk import NEW_SUFFIX
 from trimtab.log.segment_info import INFO_NAME, MAX_INFO_SIZE, BadSegmentError, SegmentInfo, load_info
 from trimtab.values import Event, RunHeader
 

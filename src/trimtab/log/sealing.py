@@ -19,11 +19,11 @@ from typing import Any, Final
 import duckdb
 import numpy as np
 
+from trimtab.disk import NEW_SUFFIX, sync_path
 from trimtab.errors import LogError
 from trimtab.log import parquet
 from trimtab.log.blocks import event_text
 from trimtab.log.columns import IdColumns, RowColumns, StepColumns
-from trimtab.log.disk import NEW_SUFFIX, sync_path
 from trimtab.log.journal_part import JournalPart
 from trimtab.log.parquet_kinds import KINDS, Kind
 from trimtab.log.parts import SEGMENTS_NAME, Part, PartReader, read_info, segment_name

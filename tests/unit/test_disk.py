@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from trimtab.log.disk import sync_path, write_file, write_whole
+from trimtab.disk import sync_path, write_file, write_whole
 
 
 def fail_to_sync(monkeypatch, code):
