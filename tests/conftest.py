@@ -99,8 +99,11 @@ def read_only_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def rank_pair() -> Iterator[Callable[[Path], Any]]:
-    """Starts pairs of gloo processes that serve this test file: `rank_pair(worker_file).call("function", ...)`."""
+def rank_pair() -> Iterator[Callable[..., Any]]:
+    """Starts pairs of gloo processes that serve this test file: `rank_pair(worker_file).call("function", ...)`.
+
+    With `rank_pair(worker_file, num_ranks=4)` they are four.
+    """
     spec = importlib.util.spec_from_file_location("rank_pair", Path(__file__).with_name("rank_pair.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -108,8 +111,8 @@ def rank_pair() -> Iterator[Callable[[Path], Any]]:
     spec.loader.exec_module(module)
     pairs: list[Any] = []
 
-    def start(worker: Path) -> Any:
-        pairs.append(module.RankPair(worker))
+    def start(worker: Path, *, num_ranks: int = 2) -> Any:
+        pairs.append(module.RankPair(worker, num_ranks=num_ranks))
         return pairs[-1]
 
     yield start

@@ -1,5 +1,5 @@
-"""Two real processes in one gloo group that serve a whole test file: starting torch twice for every test would cost
-seconds each.
+"""Two real processes in one gloo group, or as many as are asked for, that serve a whole test file: starting torch twice
+for every test would cost seconds each.
 
 The test names a worker file, and calls its functions by name; both ranks run the same call and give back JSON:
 
@@ -11,7 +11,7 @@ The test names a worker file, and calls its functions by name; both ranks run th
         first, second = pair.call("train", steps=3)
 
 In a worker file `torch.distributed.is_initialized()` is True when a function is called. This file is also the program
-that the two processes run.
+that the processes run.
 """
 
 import importlib.util
@@ -30,26 +30,26 @@ MARK = "@rank-pair@ "
 
 
 class RankPair:
-    """Two processes, rank 0 and rank 1, that wait for calls."""
+    """Two processes, rank 0 and rank 1, that wait for calls; or another number of them."""
 
-    def __init__(self, worker: Path) -> None:
+    def __init__(self, worker: Path, *, num_ranks: int = 2) -> None:
         self._worker = worker
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pair-")
         meeting = Path(self._folder.name) / "meeting"
-        self._voices = [(Path(self._folder.name) / f"stderr-{rank}").open("w+") for rank in range(2)]
+        self._voices = [(Path(self._folder.name) / f"stderr-{rank}").open("w+") for rank in range(num_ranks)]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, str(worker), str(rank), str(meeting)],
+                [sys.executable, __file__, str(worker), str(rank), str(meeting), str(num_ranks)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._voices[rank],
                 text=True,
             )
-            for rank in range(2)
+            for rank in range(num_ranks)
         ]
 
     def call(self, function: str, *, timeout_s: float = 240.0, **arguments: Any) -> list[Any]:
-        """What the worker's function gives on rank 0 and on rank 1; arguments and results are JSON.
+        """What the worker's function gives on rank 0, on rank 1, ...; arguments and results are JSON.
 
         Raises:
             AssertionError: It raised on a rank, or a rank died, or it took longer than `timeout_s`.
@@ -62,7 +62,7 @@ class RankPair:
                 assert process.stdin is not None
                 process.stdin.write(json.dumps(call) + "\n")
                 process.stdin.flush()
-            answers = [self._answer(rank) for rank in range(2)]
+            answers = [self._answer(rank) for rank in range(len(self._processes))]
         except BrokenPipeError:
             raise AssertionError(f"a rank is gone before {function}\n{self._told()}") from None
         finally:
@@ -76,7 +76,7 @@ class RankPair:
         return [Path(voice.name).read_text() for voice in self._voices]
 
     def close(self) -> None:
-        """Ends both processes."""
+        """Ends the processes."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -117,7 +117,7 @@ def main() -> None:
     import torch.distributed as dist
 
     worker, rank, meeting = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=int(sys.argv[4]))
     spec = importlib.util.spec_from_file_location(worker.stem, worker)
     assert spec is not None
     assert spec.loader is not None

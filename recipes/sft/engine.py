@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,11 +21,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import trimtab
-from recipes.sft.config import ModelConfig, StageConfig, read_stage
+from recipes.sft.config import ConfigError, ModelConfig, StageConfig, read_stage
 from recipes.sft.data import IGNORED, Batch, MicroBatches
 from recipes.sft.model import ByteModel
 
 if TYPE_CHECKING:
+    from trimtab.checkpoint import Checkpointer, CheckpointInfo
     from trimtab.proof import Loop
 
 
@@ -131,25 +133,42 @@ class Engine:
         self.num_skipped += result.num_skipped_micros
         return result
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training goes on, for `torch.save`; between two steps, the same on every rank."""
-        return {
-            "stage": self.config.stage,
-            "step": self.step,
-            "num_skipped": self.num_skipped,
-            "model": self._module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "kit": self._kit.state_dict(),
-        }
+    def save(self, checkpointer: Checkpointer, *, loss: float) -> None:
+        """Saves everything that decides how training goes on; between two steps, on every rank.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken; after `prepare_optimizer`, on every rank."""
-        self._module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self._kit.load_state_dict(state["kit"])
-        self.step, self.num_skipped = state["step"], state["num_skipped"]
+        Args:
+            checkpointer: Where to.
+            loss: Of the last window, on this rank; rank 0's is the one that is kept.
+        """
+        checkpointer.save(
+            self.step,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            run=self._kit,  # the guard's history
+            loss=loss,
+            extra={"num_skipped": self.num_skipped},
+            config={"stage": self.config.stage},
+        )
+
+    def resume(self, checkpointer: Checkpointer, checkpoint: CheckpointInfo | Path, *, lr: float | None = None) -> None:
+        """Goes on where `save` was called; after `prepare_optimizer`, on every rank.
+
+        Args:
+            checkpointer: What is to save the steps to come.
+            checkpoint: Which one to go on from.
+            lr: Peak learning rate from here on, at the same place of the schedule; None: the one that was saved.
+
+        Raises:
+            ConfigError: It is of another stage.
+        """
+        resumed = checkpointer.load(
+            checkpoint, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, lr=lr, run=self._kit
+        )
+        stage = (resumed.config or {}).get("stage")
+        if stage != self.config.stage:
+            raise ConfigError(f"{resumed.path}: is of stage {stage!r}, not {self.config.stage!r}; did you mean --init?")
+        self.step, self.num_skipped = resumed.step, resumed.extra["num_skipped"]
 
     def _sync_if_last(self) -> AbstractContextManager[None]:
         """Gradients are summed over the ranks in the window's last backward, for all of its micro-batches."""

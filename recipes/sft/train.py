@@ -5,7 +5,7 @@
 
 In goes a stage's name, out come a line every few steps and, with `--out`, checkpoints. Under torchrun each rank trains
 on rows of its own. `--init` begins from another stage's weights; `--resume` goes on with an interrupted stage, guard
-and all, as if it had not been interrupted.
+and all, as if it had not been interrupted, and `--lr` gives either another learning rate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -25,27 +26,34 @@ from recipes.sft.config import ConfigError, StageConfig, read_stage, stages
 from recipes.sft.data import MicroBatches
 from recipes.sft.engine import Engine, rank_and_world_size
 from recipes.sft.model import ByteModel
+from trimtab.checkpoint import Checkpointer, CheckpointInfo
 
 LOG_EVERY: Final = 10
 SAVE_EVERY: Final = 20
 """Steps."""
+KEEP: Final = 3
+"""Checkpoints of one run; older ones are deleted."""
 
 
 def train(
     config: StageConfig,
     *,
     init: Path | None = None,
-    resume: Path | None = None,
+    resume: Path | bool | None = None,
     out: Path | None = None,
+    lr: float | None = None,
     tell: Callable[[str], None] = print,
 ) -> Engine:
     """Trains one stage to its end.
 
     Args:
         config: The stage.
-        init: A checkpoint whose weights to begin from; None: random ones.
-        resume: A checkpoint of this stage to go on from.
-        out: Folder for `<stage>.pt`, written every `SAVE_EVERY` steps and at the end, by rank 0; None: nothing is kept.
+        init: A checkpoint of another stage whose weights to begin from, or the folder of its checkpoints; None: random
+            weights.
+        resume: A checkpoint of this stage to go on from, or the folder of its checkpoints; True: that in `out`.
+        out: Folder in which the folder of this stage's checkpoints is, written every `SAVE_EVERY` steps and at the end;
+            None: nothing is kept.
+        lr: Peak learning rate; None: that of the checkpoint which is resumed, or of `config`.
         tell: What to do with a line for the person who waits; called on rank 0.
 
     Returns:
@@ -53,22 +61,27 @@ def train(
 
     Raises:
         ConfigError: The text or a checkpoint is not what the stage needs.
+        CheckpointError: A checkpoint cannot be gone on from; says which can.
+        UsageError: Another run's checkpoints are in the folder.
     """
     rank, world_size = rank_and_world_size()
+    if lr is not None:
+        config = replace(config, optim=replace(config.optim, lr=lr))
     batches = MicroBatches(
         config.data, max_tokens=config.model.max_tokens, seed=config.seed, rank=rank, world_size=world_size
     )
     torch.manual_seed(config.seed)
     module = ByteModel(config.model)
     if init is not None:
-        module.load_state_dict(_read_checkpoint(init)["model"])
+        Checkpointer(init).load(_chosen(init), model=module)
     engine = Engine(config, module)
     engine.prepare_optimizer()
-    if resume is not None:
-        state = _read_checkpoint(resume)
-        if state["stage"] != config.stage:
-            raise ConfigError(f"{resume}: is of stage {state['stage']!r}, not {config.stage!r}; did you mean --init?")
-        engine.load_state_dict(state)
+    checkpointer = Checkpointer(out / config.stage, keep=KEEP) if out is not None else None
+    if resume is True and out is None:
+        raise ConfigError("--resume without a path goes on from the checkpoints in --out, which was not given.")
+    if resume:
+        source = out / config.stage if resume is True and out is not None else Path(resume)
+        engine.resume(checkpointer or Checkpointer(source.parent), _chosen(source), lr=lr)
     while engine.step < config.num_steps:
         first = engine.step * config.accumulation
         for number in range(first, first + config.accumulation):
@@ -77,8 +90,8 @@ def train(
         is_end = engine.step == config.num_steps
         if rank == 0 and (engine.step % LOG_EVERY == 0 or engine.step == 1 or is_end):
             tell(_line(engine, result))
-        if rank == 0 and out is not None and (engine.step % SAVE_EVERY == 0 or is_end):
-            _save(engine, out / f"{config.stage}.pt")
+        if checkpointer is not None and (engine.step % SAVE_EVERY == 0 or is_end):
+            engine.save(checkpointer, loss=float(result.loss))
     return engine
 
 
@@ -86,17 +99,25 @@ def main(arguments: list[str] | None = None) -> None:
     """Reads the command line and trains."""
     parser = argparse.ArgumentParser(prog="python -m recipes.sft.train", description=__doc__.partition("\n")[0])
     parser.add_argument("--stage", choices=stages(), required=True)
-    parser.add_argument("--init", type=Path, metavar="FILE", help="begin from the weights of another stage")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from a checkpoint of this stage")
+    parser.add_argument("--init", type=Path, metavar="PATH", help="begin from the weights of another stage")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="PATH",
+        nargs="?",
+        const=True,
+        help="go on from a checkpoint of this stage; without PATH from the right one in --out",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for checkpoints; by default none is written")
+    parser.add_argument("--lr", type=float, help="peak learning rate; by default the stage's, or the checkpoint's")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a model as small as this is faster so, and two ranks do not fight for cores
     is_rank_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if is_rank_of_several:
         dist.init_process_group("gloo")
     try:
-        train(read_stage(options.stage), init=options.init, resume=options.resume, out=options.out)
-    except (ConfigError, trimtab.UsageError) as error:
+        train(read_stage(options.stage), init=options.init, resume=options.resume, out=options.out, lr=options.lr)
+    except (ConfigError, trimtab.TrimtabError) as error:
         sys.exit(f"{error}")
     finally:
         if is_rank_of_several:
@@ -109,22 +130,9 @@ def _line(engine: Engine, result: trimtab.WindowResult) -> str:
     return f"step {engine.step:3d}  loss {result.loss:.4f}  tokens {result.num_tokens:5d}  next lr {lr:.2e}{skipped}"
 
 
-def _save(engine: Engine, path: Path) -> None:
-    """Writes beside, then renames: whoever reads finds the old one or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".pt.part")
-    torch.save(engine.state_dict(), beside)
-    beside.replace(path)
-
-
-def _read_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is none of its own
-        raise ConfigError(f"{path}: cannot be read as a checkpoint: {error}") from error
-    if not isinstance(state, dict) or not {"stage", "model", "kit"} <= state.keys():
-        raise ConfigError(f"{path}: is no checkpoint of this recipe; --out writes them.")
-    return state
+def _chosen(path: Path) -> CheckpointInfo | Path:
+    """A checkpoint that was named, or the one to go on from in a folder: the newest that is whole and complete."""
+    return path if path.name.startswith("step_") else Checkpointer(path).pick()
 
 
 if __name__ == "__main__":

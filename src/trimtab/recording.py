@@ -41,9 +41,10 @@ from trimtab.log.folder import (
     run_path,
 )
 from trimtab.notices import say, warn
-from trimtab.recorder import Recorder, reason_of
+from trimtab.recorder import Observer, Recorder, reason_of
 from trimtab.recorder.backlog import Backlog
 from trimtab.registry import register
+from trimtab.resumed import Continuity
 from trimtab.values import Event, MicroBatch, RowIds, RunHeader, StepRow
 
 _CAPACITY_MICROS: Final = 1 << 16  # as many as a recorder lets wait for the disk
@@ -150,6 +151,7 @@ class Recording:
         self._clock = clock
         self._rule = rule
         self._recorder: Recorder | None = None
+        self._observer: Observer | None = None
         self._folder: RunFolder | None = None
         self._meeting = meeting
         self._rank = meeting.rank if meeting is not None else 0
@@ -167,11 +169,31 @@ class Recording:
         """The run folder; None until something was recorded, and for good where nothing is."""
         return self._folder.path if self._folder is not None else None
 
-    def continue_from(self, saved_id: str) -> None:
-        """Makes the run of a checkpoint the one to be continued, if it is under `out` and no other was named."""
-        if self._run_id is not None or self._out is None or self._rank > 0:  # rank 0 decides, and tells
+    @property
+    def attempt(self) -> int | None:
+        """Which attempt of the run this is; None until something was recorded."""
+        return self._folder.attempt if self._folder is not None else None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that train in this run."""
+        return self._header.world_size
+
+    def continue_from(self, saved_id: str | None, continuity: Continuity) -> None:
+        """Makes the run of a checkpoint the one to be continued, if it is under `out` and no other was named.
+
+        What will be recorded is compared with its log; belongs before the first `put`.
+        """
+        self._observer = continuity.first_steps
+        if saved_id is None or self._out is None:
             return
-        if is_run_folder(run_path(self._out, saved_id)):
+        path = run_path(self._out, saved_id)
+        is_there = is_run_folder(path)
+        if is_there and self.is_on:
+            continuity.compare_with(path, num_rows=self._header.num_rows, num_ranks=self.num_ranks)
+        if self._run_id is not None or self._rank > 0:  # rank 0 decides, and tells
+            return
+        if is_there:
             self._run_id = saved_id
         elif self.is_on:
             warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
@@ -270,7 +292,7 @@ class Recording:
                 self._folder = continue_run(self._out, run_id, header)
             else:
                 self._folder = create_run(self._out, header)
-            recorder = Recorder(self._folder)
+            recorder = Recorder(self._folder, observer=self._observer)
             if recorder.off_reason is not None:  # the disk refused its first write; said already
                 self.is_on = False
                 return
@@ -307,7 +329,7 @@ class Recording:
             assert self._out is not None, "checked when the recording was made"
             header = self._complete(heard.run_id, created=self._clock())
             self._folder = join_run(self._out, header, attempt=heard.attempt, folder=heard.folder)
-            recorder = Recorder(self._folder, rank=self._rank)
+            recorder = Recorder(self._folder, rank=self._rank, observer=self._observer)
         except Exception as error:  # noqa: BLE001 - as in `_start`
             self._turn_off(reason_of(error))
             return

@@ -29,6 +29,7 @@ from trimtab.guard.words import GuardWords
 from trimtab.log.folder import check_run_id
 from trimtab.notices import warn, warn_once, warn_setting
 from trimtab.recording import Meeting, Recording
+from trimtab.resumed import Before, Continuity
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.values import (
@@ -41,7 +42,7 @@ from trimtab.values import (
     Verdict,
 )
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 LossPer = Literal["token", "micro-batch"]
 """What a guard's losses are means over: the supervised tokens, or the micro-batches, of all ranks."""
@@ -65,6 +66,7 @@ class RunCore:
         window: The accumulation window that is being filled.
         step: Optimizer step (1-based) that it belongs to.
         words: What is said of it.
+        continuity: How it goes on after a resume.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class RunCore:
         self._loss_per = loss_per
         self._clock = clock
         self._last_step_ended: float | None = None
+        self.continuity = Continuity(rank=rank, clock=clock)
         self.words = GuardWords(rank=rank)
 
     # What the adapter asks.
@@ -289,10 +292,12 @@ class RunCore:
             window.num_own_skipped_tokens if num_skipped_tokens is None else num_skipped_tokens,
         )
         self._recording.put(item, step=self.step)
+        self.continuity.put(item, is_recorded=self._recording.is_on)
         self.begin_step(self.step + 1)
 
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records that something happened during `step`, by default the present one."""
+        self.continuity.hear(kind)
         self._recording.event(kind, facts, step=self.step, of_step=step)
 
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
@@ -308,33 +313,39 @@ class RunCore:
         Returns:
             Whether there was a log to close.
         """
+        if reason == "closed" and not self._recording.is_on:  # else a device may be the error's cause: nobody waits
+            self.continuity.close()
         return self._recording.close(reason=reason, step=self.step)
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: put it into every checkpoint, taken between two windows.
+        """All that decides, as plain values, with the last losses and rates: put it into every checkpoint.
+
+        Take it between two windows; it waits for losses that are still on their way from a device.
 
         Returns:
             A dict of str, int, float, list and dict only.
         """
+        before = self.continuity.before(attempt=self._recording.attempt, num_ranks=self._recording.num_ranks)
         return {
             "version": STATE_VERSION,
             "run_id": self.run_id,
             "step": self.step,
             "loss_per": self._loss_per,
             "guard": self.guard.state_dict() if self.guard is not None else None,
+            "before": before.to_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was taken: same run, next attempt, same guard history.
+        """Goes on where `state_dict` was taken: same run, next attempt, same guard history; `trimtab.resumed` looks on.
 
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
                 nothing has changed then.
         """
         self.refuse_if_begun()
-        step, saved_id, guard_state = self._read_state(state)
+        step, saved_id, guard_state, before = self._read_state(state)
         if self.guard is not None and guard_state is not None:
             self.guard.load_state_dict(guard_state)
         elif self.guard is not None and self.config is not None:
@@ -345,8 +356,8 @@ class RunCore:
         elif self.is_first_rank and guard_state is not None:
             warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
         self.step = step
-        if saved_id is not None:
-            self._recording.continue_from(saved_id)
+        self.continuity.go_on(before, step=step, watches=not switched_off())
+        self._recording.continue_from(saved_id, self.continuity)
 
     def refuse_if_begun(self) -> None:
         """Refuses with `UsageError` to take a state over where something was recorded, or a window is open."""
@@ -362,20 +373,20 @@ class RunCore:
         Raises:
             UsageError: As there.
         """
-        _, _, guard_state = self._read_state(state)
+        _, _, guard_state, _ = self._read_state(state)
         if self.config is not None and guard_state is not None:
             PerTokenLossGuard.from_config(self.config, quiet=True).load_state_dict(guard_state)
 
-    def _read_state(self, state: Mapping[str, Any]) -> tuple[int, str | None, Any]:
-        """Step, run id and guard history of a state; the last is looked at by the guard that takes it."""
+    def _read_state(self, state: Mapping[str, Any]) -> tuple[int, str | None, Any, Before]:
+        """Step, run id, guard history, which the guard that takes it looks at, and what came before."""
         (version,) = read_entries(state, ("version",), where="the run")
         if type(version) is not int or version != STATE_VERSION:  # True is 1 to Python
             raise UsageError(
                 f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
                 "version of Trimtab; resume with that version, or without the state."
             )
-        entries = ("step", "run_id", "loss_per", "guard")
-        step, saved_id, loss_per, guard_state = read_entries(state, entries, where="the run")
+        entries = ("step", "run_id", "loss_per", "guard", "before")
+        step, saved_id, loss_per, guard_state, before = read_entries(state, entries, where="the run")
         if read_count(step, name="step") < 1:
             raise damaged("step is 0, and the first is 1")
         if saved_id is not None:
@@ -386,4 +397,4 @@ class RunCore:
                 f"{self._loss_per}: a LossKit judges the mean of micro-batches, a TokenNormedLossKit and a Run that of "
                 "tokens. Load the state into the kind that saved it, or leave it out: the history then starts empty."
             )
-        return step, saved_id, guard_state
+        return step, saved_id, guard_state, Before.from_dict(before)

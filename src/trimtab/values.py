@@ -10,6 +10,7 @@ Shapes: R rows in a micro-batch.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -30,6 +31,9 @@ STEP_CODE: Final[dict[str, int]] = {reason: code for code, reason in enumerate(S
 
 GRADIENTLESS: Final[tuple[StepReason, ...]] = ("all_skipped", "no_tokens")
 """Reasons of steps in which no gradient counted: a norm that a device has measured all the same says nothing."""
+
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+"""What a run id looks like: it names a folder, and must neither climb out of another one nor hide in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SMALL = {
+    "checkpoint": ["--megabytes", "20", "--folders", "10", "--repeats", "1"],
     "command_line": ["--repeats", "1"],
     "gpu": ["--tiny", "--pairs", "2", "--steps", "1", "--modes", "eager"],
     "guard": ["--rounds", "2", "--width", "16"],

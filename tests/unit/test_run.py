@@ -98,7 +98,13 @@ def trained_state(tmp_path: Path) -> dict[str, Any]:
         {"run_id": 5},
         {"guard": []},
         {"guard": {"version": 1}},
-        {"version": 2},
+        {"before": None},
+        {"before": {"steps": []}},
+        {"before": {"steps": [[1, "x", None, False]], "attempt": 1, "num_ranks": 1, "next_lr": None}},
+        {"before": {"steps": [[1, 2.0, None, False]] * 33, "attempt": 1, "num_ranks": 1, "next_lr": None}},
+        {"before": {"steps": [], "attempt": -1, "num_ranks": 1, "next_lr": None}},
+        {"before": {"steps": [], "attempt": 1, "num_ranks": 1, "next_lr": math.nan}},
+        {"version": 1},
         {"version": None},
     ],
     ids=repr,
@@ -121,7 +127,7 @@ def test_a_state_can_be_asked_about_and_nothing_is_taken_over_or_said(tmp_path: 
 
     core.check_state(state)
     core.check_state(state | {"guard": None})
-    for wrong in ({"version": 2}, {"step": 0}, {"run_id": "../x"}, {"guard": {"version": 1}}):
+    for wrong in ({"version": 1}, {"step": 0}, {"run_id": "../x"}, {"guard": {"version": 1}}):
         with pytest.raises(UsageError):
             core.check_state(state | wrong)
 

@@ -2,7 +2,6 @@
 was interrupted goes on. That a skip is exact is for the proof to show.
 """
 
-import io
 import os
 import subprocess
 import sys
@@ -12,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import recipes.sft.train
 from recipes.sft.config import ConfigError, ModelConfig, read_stage
 from recipes.sft.data import IGNORED, MicroBatches, make_batch, read_rows
 from recipes.sft.engine import Engine
 from recipes.sft.model import ByteModel
 from recipes.sft.train import main, train
+from trimtab.checkpoint import Checkpointer
+from trimtab.errors import CheckpointError, UsageError
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,7 +119,38 @@ def test_a_window_that_is_not_finite_moves_nothing():
     assert engine.scheduler.last_epoch == 5
 
 
-def test_an_interrupted_stage_goes_on_as_if_it_had_not_been():
+def lines_of(config, **settings):
+    lines = []
+    engine = train(config, tell=lines.append, **settings)
+    return engine, lines
+
+
+@pytest.fixture
+def saves_every_step(monkeypatch):
+    monkeypatch.setattr(recipes.sft.train, "SAVE_EVERY", 1)
+    monkeypatch.setattr(recipes.sft.train, "KEEP", 0)
+
+
+def moments(engine):
+    state = engine.optimizer.state_dict()["state"]
+    return [value for held in state.values() for value in held.values()]
+
+
+@pytest.mark.parametrize("step", [1, 6, 7, 11, 15])
+def test_a_stage_that_was_interrupted_at_any_step_goes_on_as_if_it_had_not_been(tmp_path, saves_every_step, step):
+    # given a stage whose guard leaves something out, in the middle
+    config = small()
+    whole = train(config, out=tmp_path, tell=lambda line: None)
+    # when
+    resumed = train(config, resume=tmp_path / "sft" / f"step_{step}", tell=lambda line: None)
+    # then
+    assert torch.equal(weights(resumed), weights(whole))
+    assert all(torch.equal(one, other) for one, other in zip(moments(resumed), moments(whole), strict=True))
+    assert resumed.scheduler.state_dict() == whole.scheduler.state_dict()
+    assert resumed.num_skipped == whole.num_skipped
+
+
+def test_the_guards_history_goes_on_with_it(tmp_path):
     # given: a run without an interruption, with a bad micro-batch right after where the other one is interrupted
     config = small()
     planted = windows(config, num=16)
@@ -126,34 +159,69 @@ def test_an_interrupted_stage_goes_on_as_if_it_had_not_been():
     expected = run(whole, planted)
     # when
     interrupted = prepared(config)
-    run(interrupted, planted[:12])
-    file = io.BytesIO()
-    torch.save(interrupted.state_dict(), file)
-    file.seek(0)
+    loss = float(run(interrupted, planted[:12])[-1].loss)
+    interrupted.save(Checkpointer(tmp_path), loss=loss)
     resumed = prepared(config)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
+    resumed.resume(Checkpointer(tmp_path), tmp_path / "step_12")
     rest = run(resumed, planted[12:])
     # then
     assert rest[0].num_skipped_micros == 1
     assert [result.loss for result in rest] == [result.loss for result in expected[12:]]
     assert torch.equal(weights(resumed), weights(whole))
     assert resumed.num_skipped == whole.num_skipped == 1
+    assert Checkpointer(tmp_path).pick().loss == loss
+
+
+def test_resume_without_a_path_takes_the_newest_that_is_whole_and_saves_on_as_the_same_run(tmp_path, saves_every_step):
+    # given
+    config = small()
+    whole = train(config, out=tmp_path, tell=lambda line: None)
+    run_id = Checkpointer(tmp_path / "sft").pick().run_id
+    for step in range(12, 17):
+        model = tmp_path / "sft" / f"step_{step}" / "model.pt"
+        model.write_bytes(model.read_bytes()[:-100])
+    # when
+    resumed = train(config, out=tmp_path, resume=True, tell=lambda line: None)
+    # then
+    assert torch.equal(weights(resumed), weights(whole))
+    newest = Checkpointer(tmp_path / "sft").pick()
+    assert (newest.step, newest.run_id) == (16, run_id)
+
+
+def test_another_rate_on_resume_is_that_of_a_stage_that_had_it_from_the_start(tmp_path, saves_every_step):
+    # given
+    config = small()
+    train(config, out=tmp_path, tell=lambda line: None)
+    _, expected = lines_of(config, lr=2e-3)
+    # when
+    _, lines = lines_of(config, lr=2e-3, resume=tmp_path / "sft" / "step_5")
+    # then
+    [rate] = [line.split("next lr ")[1] for line in lines if line.startswith("step  10")]
+    assert rate == next(line.split("next lr ")[1] for line in expected if line.startswith("step  10"))
 
 
 def test_a_stage_begins_from_another_ones_weights_and_resumes_only_its_own(tmp_path):
     # given
     train(small("pretrain", num_steps=4), out=tmp_path, tell=lambda line: None)
-    checkpoint = tmp_path / "pretrain.pt"
     # when
-    lines = []
-    train(small(num_steps=1), init=checkpoint, tell=lines.append)
+    _, lines = lines_of(small(num_steps=1), init=tmp_path / "pretrain")
     # then
     assert float(lines[0].split()[3]) < 5.0
     with pytest.raises(ConfigError, match=r"is of stage 'pretrain', not 'sft'; did you mean --init\?"):
-        train(small(), resume=checkpoint)
-    (tmp_path / "torn.pt").write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(ConfigError, match=r"torn\.pt: cannot be read as a checkpoint"):
-        train(small(), resume=tmp_path / "torn.pt")
+        train(small(), resume=tmp_path / "pretrain" / "step_4")
+
+
+def test_what_cannot_be_resumed_is_refused_with_what_to_do(tmp_path):
+    train(small(num_steps=2), out=tmp_path, tell=lambda line: None)
+    with pytest.raises(UsageError, match="step_2"):  # a fresh run over the same steps
+        train(small(num_steps=2), out=tmp_path, tell=lambda line: None)
+    model = tmp_path / "sft" / "step_2" / "model.pt"
+    model.write_bytes(model.read_bytes()[:-100])
+    for which in (True, model.parent):
+        with pytest.raises(CheckpointError, match=r"model\.pt"):
+            train(small(), out=tmp_path, resume=which)
+    with pytest.raises(ConfigError, match="--out, which was not given"):
+        train(small(), resume=True)
 
 
 def test_a_window_that_is_not_full_cannot_be_stepped():
@@ -190,17 +258,29 @@ def test_the_command_line_names_the_stages_that_there_are(capsys):
     assert "choose from" in capsys.readouterr().err
 
 
-@pytest.mark.long
-def test_two_ranks_train_the_stage_together(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "recipes.sft.train", "--stage", "anneal", "--out", str(tmp_path)]
+def on_two_ranks(*program):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *program]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    return done.stdout
+
+
+@pytest.mark.long
+def test_two_ranks_train_the_stage_together(tmp_path):
+    told = on_two_ranks("-m", "recipes.sft.train", "--stage", "anneal", "--out", str(tmp_path))
+    lines = [line for line in told.splitlines() if line.startswith("step")]
     assert [line.split()[1] for line in lines] == ["1", "10", "15"]  # rank 0 alone talks
-    assert (tmp_path / "anneal.pt").is_file()
+    assert (tmp_path / "anneal" / "step_15").is_dir()
+
+
+@pytest.mark.long
+def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(tmp_path):
+    told = on_two_ranks("-m", "recipes.sft.tests.two_ranks_that_resume", str(tmp_path))
+    assert sorted(line for line in told.splitlines() if "same" in line) == [
+        f"rank {rank}: step {step} same" for rank in range(2) for step in (3, 7)
+    ]
 
 
 @pytest.mark.long

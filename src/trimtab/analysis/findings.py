@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import SupportsIndex
 
-from trimtab.analysis import remarks, reported
+from trimtab.analysis import remarks, reported, resume_checks
 from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.blame import blame, blamed_step, leads_to
 from trimtab.analysis.lookup import RecordedRun, find_logs
@@ -219,6 +219,7 @@ def rewind_judged(
             *on_asked(runs, asked=step),
             *([] if step is None or log.has_rows else remarks.on_step(series, step)),
             *on_runs(runs, lambda run: _on_run(log, run, rule=rule, events=events)),
+            *resume_checks.on_resume_checks(events),
             *remarks.on_evaluations(events),
             *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
             *remarks.on_end(run.reading, events=events if _tells_its_end(log) else None),

@@ -15,8 +15,9 @@ from typing import Protocol, runtime_checkable
 from trimtab import registry
 from trimtab.errors import LogError, UsageError
 from trimtab.log import foreign
-from trimtab.log.folder import RUNS_NAME, is_run_folder, run_folders
+from trimtab.log.folder import RUNS_NAME, is_run_folder, run_folders, run_path
 from trimtab.registry import RegisteredRun
+from trimtab.values import RUN_ID
 
 MAX_NAMED = 5
 """Candidates named in one line."""
@@ -72,6 +73,25 @@ def find_logs(name: str | os.PathLike[str] | RecordedRun | None = None) -> Found
     if _exists(path):
         return _in_folder(path) if path.is_dir() else FoundLogs((str(path),))
     return _by_id(os.fspath(name))
+
+
+def log_of_run(run_id: str, *, beside: Path) -> str | None:
+    """The log of a run whose checkpoints lie in a folder: in that folder, beside it, or where the registry knows.
+
+    Args:
+        run_id: The whole id; one that can be no folder's name is nobody's.
+        beside: The folder of the checkpoints.
+
+    Returns:
+        A run folder; None where none is on disk.
+    """
+    if not RUN_ID.match(run_id):
+        return None
+    folder = Path(os.path.abspath(beside))
+    near = [run_path(out, run_id) for out in (folder, folder.parent)]
+    known = [run_place(run) for run in registry.find(run_id) if run.run_id == run_id]
+    places = [*(str(place) for place in near if is_run_folder(place)), *(place for place in known if place is not None)]
+    return next(iter(places), None)
 
 
 def run_place(run: RegisteredRun) -> str | None:

@@ -296,6 +296,24 @@ def _dead_norms(series: StepSeries, norms: _Track) -> NDArray[np.bool_]:
 
 def _baseline(behind: NDArray[np.float64], signal: Signal, *, rule: str) -> float | None:
     """What a value after `behind` is compared with; None while there is too little."""
+    return _next_verdict(behind, signal, rule=rule).baseline
+
+
+def usual_limit(behind: NDArray[np.float64], *, signal: Signal) -> float | None:
+    """What the next value of a signal may be under the rule `robust` without being out of line.
+
+    Args:
+        behind: (N,) its finite values so far.
+        signal: Which signal.
+
+    Returns:
+        The limit; None while there is too little to compare with.
+    """
+    return _next_verdict(behind, signal, rule="robust").threshold
+
+
+def _next_verdict(behind: NDArray[np.float64], signal: Signal, *, rule: str) -> Verdict:
+    """How 0 would be judged after `behind`: with what it is compared says it all, whatever the value."""
     judge: MedianRule | RobustRule | NormRule
     robust = RobustRule(K)
     if signal == "grad_norm":
@@ -305,7 +323,7 @@ def _baseline(behind: NDArray[np.float64], signal: Signal, *, rule: str) -> floa
     else:
         judge = MedianRule(MULTIPLIER)
     judge.replace(behind[-judge.window_size :].tolist())
-    return judge.judge(0.0).baseline
+    return judge.judge(0.0)
 
 
 def _spike(

@@ -29,6 +29,10 @@ class _Verb(NamedTuple):
 
 VERBS = {
     "calibrate": _Verb("trimtab.cli.calibrate", "Replay a log under many settings of the guard, and choose one."),
+    "compare": _Verb(
+        "trimtab.cli.compare", "Compare two runs bit by bit: the first step and column at which they part."
+    ),
+    "ckpt": _Verb("trimtab.cli.ckpt", "List checkpoints, check them byte by byte, pick the one to go on from."),
     "convert": _Verb("trimtab.cli.convert", "Turn a log into a rewind.jsonl, or another tool's log into a run folder."),
     "demo": _Verb("trimtab.cli.demo", "Fine-tune a small model, poison a few rows, and see them named."),
     "prove": _Verb("trimtab.cli.prove", "Run your own training loop under planted faults: does the guard work?"),

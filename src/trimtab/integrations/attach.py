@@ -30,6 +30,7 @@ def attach(
     run_id: str | None = None,
     exclude: str | os.PathLike[str] | None = None,
     on_dropped: Literal["advance", "hold"] = "advance",
+    lr_on_resume: float | None = None,
 ) -> Run:
     """Records a trainer's run, and keeps anomalous micro-batches out of its updates if a guard is given.
 
@@ -52,14 +53,21 @@ def attach(
         on_dropped: What the learning rate's schedule does at a step that the guard drops (nothing in it was kept, or
             its gradient norm is not finite). "advance": it goes on, as `global_step` does. "hold": it stands still for
             that step; where the device decides, the host then waits for it once a step.
+        lr_on_resume: Learning rate to go on with after `trainer.train(resume_from_checkpoint=...)`, at the same place
+            of the schedule: as if `TrainingArguments(learning_rate=...)` had been this from the start. None: the saved
+            one, whatever the arguments say.
 
     Returns:
         The run: `run.run_id`, `run.folder`, `run.event(...)`, `run.close()`.
 
     Raises:
         UsageError: If the trainer is of no known host, or Trimtab is attached to it already, or `exclude` is not a
-            drop list of its dataset, or a guard cannot reach the gradients (DeepSpeed, the first FSDP, ranks that share
-            a micro-batch), or its schedule cannot be held.
+            drop list of its dataset, or `lr_on_resume` is no rate, or a guard cannot reach the gradients (DeepSpeed,
+            the first FSDP, ranks that share a micro-batch), or its schedule cannot be held. `trainer.train` raises it
+            for a schedule that cannot be put at `lr_on_resume`.
+
+    `trainer.train(resume_from_checkpoint=...)` raises `CheckpointError` for a checkpoint that is damaged or incomplete
+    and, with True, for one that is not healthy or another run's; see docs/resume.md. Each checkpoint gets a manifest.
 
     Example:
         trainer = Trainer(model=model, args=args, train_dataset=rows)
@@ -84,5 +92,6 @@ def attach(
         run_id=run_id,
         exclude=exclude,
         on_dropped=on_dropped,
+        lr_on_resume=lr_on_resume,
     )
     return run

@@ -8,8 +8,9 @@ Everything is hooked on the one trainer that was handed over, nothing on a class
     compute_loss             token losses come out of the trainer's own cross-entropy; the guard decides
     clip_grad_norm_          the norm before clipping
     a callback               a step begins, is about to be taken (a dropped one loses its gradients), has ended; a
-                             checkpoint was saved
+                             checkpoint was saved, and gets its manifest
     save_model               a checkpoint gets the run's state, before the last files of the trainer's own
+    create_scheduler         the learning rate before a checkpoint's is loaded over it
     train                    the checkpoint that is gone on from; the end, also by an exception
 
 As long as the guard leaves nothing out, data order, gradients and weights are those of the trainer without Trimtab,
@@ -33,9 +34,11 @@ from trimtab.dataset import DatasetFacts
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
-from trimtab.integrations.hf_checkpoint import SavedState, save_state
 from trimtab.integrations.hf_data import TrainingData
+from trimtab.integrations.hf_lr import LearningRate
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
+from trimtab.integrations.hf_resume import ResumeSource, look_before_resuming
+from trimtab.integrations.hf_saving import TrainerSaving
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.integrations.hf_window import TrainerWindow
 from trimtab.integrations.hosted import HostedRun
@@ -66,6 +69,7 @@ class TrainerRun(HostedRun):
         run_id: str | None,
         exclude: str | os.PathLike[str] | None,
         on_dropped: OnDropped,
+        lr_on_resume: float | None,
     ) -> None:
         """Hooks into `trainer`; see `trimtab.attach`."""
         off = switched_off()
@@ -92,8 +96,9 @@ class TrainerRun(HostedRun):
         self._in_training_step = False
         self._has_other_data = False
         self._num_trainings = 0
-        self._saved: SavedState | None = None
-        self._clip: Any = None
+        self._source = ResumeSource()
+        self._saving = TrainerSaving(trainer, ranks=self._ranks)
+        self._learning_rate = LearningRate(trainer, on_resume=lr_on_resume)
         self._tap: TrainerTap | None = None
         self._said_no_row_losses = False
         self._window = TrainerWindow(trainer, self._gate)
@@ -103,7 +108,7 @@ class TrainerRun(HostedRun):
             return
         vars(trainer)[_MARK] = self
         exclusion = self._data.exclusion
-        if record or self._core.guard is not None or exclusion is not None:
+        if record or self._core.guard is not None or exclusion is not None or lr_on_resume is not None:
             self._hook()
             trainer.add_callback(_Moments(self))
             if self._core.is_first_rank:
@@ -139,7 +144,7 @@ class TrainerRun(HostedRun):
     def _hook(self) -> None:
         trainer = self._trainer
         build_loader, training_step = trainer.get_train_dataloader, trainer.training_step
-        compute_loss, save_model, train = trainer.compute_loss, trainer.save_model, trainer.train
+        compute_loss, train = trainer.compute_loss, trainer.train
 
         @functools.wraps(build_loader)
         def tagged_loader() -> Any:
@@ -174,22 +179,13 @@ class TrainerRun(HostedRun):
             loss = self._take_loss(loss, rows, num_labels, num_items=kwargs.get("num_items_in_batch"))
             return (loss, *outputs) if outputs else loss
 
-        @functools.wraps(save_model)
-        def saved_with_state(*args: Any, **kwargs: Any) -> None:
-            folder = Path((args[0] if args else kwargs.get("output_dir")) or "")
-            is_checkpoint = kwargs.get("_internal_call") and folder.name == f"checkpoint-{trainer.state.global_step}"
-            if not self._training or not is_checkpoint:  # the user's own, of some ranks perhaps
-                save_model(*args, **kwargs)
-                return
-            state = self.state_dict()  # what it may raise leaves no half of a checkpoint
-            save_model(*args, **kwargs)
-            if trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
-                save_state(folder, state)
-
         @functools.wraps(train)
         def recorded_train(*args: Any, **kwargs: Any) -> Any:
             reason = "closed"
             self._training = True
+            # The last to hear of a save: who hears of it before may still change its files.
+            trainer.remove_callback(_AfterSaves)
+            trainer.add_callback(_AfterSaves(self))
             try:
                 self._look_at_data()
                 self._look_at_checkpoint(*args, **kwargs)
@@ -205,8 +201,9 @@ class TrainerRun(HostedRun):
         trainer.get_train_dataloader = tagged_loader
         trainer.training_step = recorded_training_step
         trainer.compute_loss = judged_loss
-        trainer.save_model = saved_with_state
         trainer.train = recorded_train
+        self._saving.hook(self.state_dict)
+        self._learning_rate.hook()
 
     def _begin_training(self) -> None:
         """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
@@ -216,7 +213,8 @@ class TrainerRun(HostedRun):
             check_can_hold(self._trainer)
         core = self._core
         # What was recorded before (an event of the user's, say) is that of a run of its own.
-        is_other = self._has_other_data or self._saved is not None
+        state = self._source.state
+        is_other = self._has_other_data or state is not None
         if self._num_trainings or (is_other and core.has_begun):
             core.close(reason="begun again")
             core = self._new_core(run_id=None)
@@ -226,23 +224,15 @@ class TrainerRun(HostedRun):
         # By now the trainer has made its optimizer, and prepared the model for its ranks.
         self._gate = Gate(core, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks)
         self._window = TrainerWindow(self._trainer, self._gate)
-        if self._saved is not None:
-            self._saved.load(self._gate)
+        if state is not None:
+            state.load(self._gate)
+        self._learning_rate.begin(core, resumes=state is not None)
+        self._saving.begin(self._source.manifest)
         self._data.record_exclusion(core)
         self._num_trainings += 1
         self._said_no_row_losses = False
         self._tap = self._new_tap()
-        accelerator = self._trainer.accelerator
-        self._clip = accelerator.clip_grad_norm_
-
-        @functools.wraps(self._clip)
-        def measured_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            def clip(parameters: list[nn.Parameter]) -> Any:
-                return self._clip(parameters, max_norm, *args, **kwargs)
-
-            return self._window.clip(clip, list(parameters), clip_at=max_norm)
-
-        accelerator.clip_grad_norm_ = measured_clip
+        self._window.hook()
 
     def _look_at_data(self) -> None:
         """Makes the runs to come those of the dataset that the trainer has by now."""
@@ -258,16 +248,22 @@ class TrainerRun(HostedRun):
         """Reads what the checkpoint holds that the training is to go on from, as the trainer finds it."""
         found = resume_from_checkpoint
         if found is True:
-            found = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
-        self._saved = SavedState(Path(found)) if found else None  # none: the trainer says so itself
-        if self._saved is not None:
-            self._saved.check(self._core)
+            out = Path(self._trainer.args.output_dir)
+            found = get_last_checkpoint(out) if out.is_dir() else None  # type: ignore[no-untyped-call]
+        folder = Path(found) if found else None  # none: the trainer says so itself
+        self._source = look_before_resuming(
+            folder,
+            is_named=resume_from_checkpoint is not True,
+            reads=self._trainer.args.local_process_index == 0,
+            ranks=self._ranks,
+            core=self._core,
+        )
 
     def _remove_taps(self) -> None:
         if self._tap is not None:
             self._tap.remove()
             self._tap = None
-            self._trainer.accelerator.clip_grad_norm_ = self._clip
+            self._window.unhook()
 
     def _take_loss(
         self, loss: torch.Tensor, rows: RowLosses | str, num_labels: torch.Tensor, *, num_items: Any
@@ -369,7 +365,13 @@ class _Moments(TrainerCallback):
             loss = float(metrics.pop("eval_loss", math.nan))
             self._run._core.evaluation(loss, metrics, step=state.global_step)
 
+
+class _AfterSaves(TrainerCallback):
+    """The moment at which a checkpoint is whole."""
+
+    def __init__(self, run: TrainerRun) -> None:
+        self._run = run
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._run._training:
-            folder = f"checkpoint-{state.global_step}"
-            self._run._core.event("checkpoint", {"folder": folder}, step=state.global_step)
+            self._run._saving.describe(self._run._core)

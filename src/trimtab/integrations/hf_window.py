@@ -4,12 +4,14 @@ Enters: the losses of its micro-batches, then the gradients that the trainer is 
 has counted. Leaves: a loss that is safe to call backward on, gradients that are put right, an optimizer that steps or
 does not, and the record of the step. Nothing here waits for the device but what says so. The verbs, in this order:
 
+    hook, unhook                               once a training
     take or take_unjudged -> report            once a micro-batch
     clip -> before_optimizer -> end            once a window; hold_schedule before the end
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,6 +53,7 @@ class TrainerWindow:
         self._holding = False
         guard = gate.core.guard
         self._removes = guard is not None and guard.config.removes
+        self._clip: Any = None
         self.begin()
 
     def begin(self) -> None:
@@ -62,6 +65,26 @@ class TrainerWindow:
         self._clip_at = math.inf
         self._lr: Any = math.nan
         self._loss_scale: torch.Tensor | None = None
+
+    # Once a training.
+
+    def hook(self) -> None:
+        """Lets `clip` see the gradients that the trainer clips."""
+        accelerator = self._trainer.accelerator
+        self._clip = accelerator.clip_grad_norm_
+
+        @functools.wraps(self._clip)
+        def measured_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+            def clip(parameters: list[nn.Parameter]) -> Any:
+                return self._clip(parameters, max_norm, *args, **kwargs)
+
+            return self.clip(clip, list(parameters), clip_at=max_norm)
+
+        accelerator.clip_grad_norm_ = measured_clip
+
+    def unhook(self) -> None:
+        """Puts the trainer's own clipping back."""
+        self._trainer.accelerator.clip_grad_norm_ = self._clip
 
     # Once a micro-batch.
 
@@ -114,7 +137,7 @@ class TrainerWindow:
         num_items = self._num_items if counts_all_ranks else None
         return removed_factor(self._gate.core.window, by_token=self._per_token, num_items=num_items)
 
-    # Once a training.
+    # At the end of a training.
 
     def tell_further_terms(self) -> None:
         """Says at the end of a training how often the loss held more than that of the tokens. Waits for the device."""

@@ -17,11 +17,11 @@ from typing import Final
 from trimtab.disk import write_whole
 from trimtab.errors import LogError, UsageError
 from trimtab.log.frames import MAX_ATTEMPT
-from trimtab.log.header import MAX_HEADER_SIZE, RUN_ID, dump_header, load_header
+from trimtab.log.header import MAX_HEADER_SIZE, dump_header, load_header
 from trimtab.log.parts import Part, list_parts, read_info
 from trimtab.log.scan import first_header, highest_attempt
 from trimtab.log.segment_info import BadSegmentError
-from trimtab.values import RunHeader
+from trimtab.values import RUN_ID, RunHeader
 
 HEADER_NAME: Final = "run.json"
 RUNS_NAME: Final = "trimtab"

@@ -7,17 +7,15 @@ Invariant: a newer version is refused by name; anything else that is wrong costs
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from typing import Any, Final
 
 from trimtab.dataset.table_files import MAX_NAME_CHARS, MAX_NAMES
 from trimtab.errors import LogError, UsageError
-from trimtab.values import RunHeader
+from trimtab.values import RUN_ID, RunHeader
 
 HEADER_VERSION: Final = 1
 MAX_HEADER_SIZE: Final = 1 << 20
-RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 _MAX_NUMBER: Final = 2**53
 _DEFAULTS: Final = RunHeader(run_id=None, backend="unknown")

@@ -54,12 +54,16 @@ class RunSource:
         path: The run folder.
         journal: One journal, if only this one is to be read.
         notices: What is to be said first.
+        rank: One rank, if only what it recorded is to be read; None: all.
 
     Raises:
         LogError: There is neither a header nor a part that names the run, or a newer version wrote it.
     """
 
-    def __init__(self, path: Path, *, journal: Path | None = None, notices: list[str] | None = None) -> None:
+    def __init__(
+        self, path: Path, *, journal: Path | None = None, notices: list[str] | None = None, rank: int | None = None
+    ) -> None:
+        self._rank = rank
         header, wrong = folder.read_header(path)
         self._notices = [*(notices or []), *wrong]
         self._run_id = header.run_id if header is not None else None
@@ -133,6 +137,14 @@ class RunSource:
         )
         return StepColumns.concat_brief(blocks) if brief else StepColumns.concat(blocks)
 
+    def steps_between(self, first_step: int, last_step: int) -> StepColumns:
+        """The step records of these steps, as `step_columns` gives them; memory is that of what is asked for."""
+        return StepColumns.concat(
+            columns.take((columns.step >= first_step) & (columns.step <= last_step))
+            for part in self._parts
+            for columns in part.step_blocks()
+        )
+
     def event_list(self) -> list[Event]:
         """All events, by time; one that several ranks recorded alike stands there once."""
         found = (
@@ -184,7 +196,7 @@ class RunSource:
 
     def _open_all(self, path: Path) -> list[PartReader] | None:
         """All parts, opened; None where they changed meanwhile."""
-        parts = list_parts(path)
+        parts = self._list(path)
         hold = sum(part.journal is not None for part in parts) <= _MAX_HELD
         opened: list[PartReader] = []
         inodes: dict[int, tuple[int, int]] = {}
@@ -199,7 +211,7 @@ class RunSource:
                 inodes[part.rank] = reader.inode
             opened += [] if reader is None else [reader]
         # A rank whose newest journal is another file by now closed the one that we opened: it may stand in two places.
-        after = list_parts(path)
+        after = self._list(path)
         if [part[:2] for part in after] != [part[:2] for part in parts]:
             return None
         for part in after:
@@ -210,6 +222,9 @@ class RunSource:
             lost = f"{len(numbers)} parts of rank {rank} are missing, the first of them part {numbers[0]}"
             self._notices.append(f"{lost}: their records are lost")
         return opened
+
+    def _list(self, path: Path) -> list[Part]:
+        return [part for part in list_parts(path) if self._rank in (None, part.rank)]
 
     def _open(self, part: Part, *, hold: bool) -> PartReader | None:
         """The sealed segment of a part, else its journal; None where neither can be read, which is said."""
@@ -252,6 +267,8 @@ class RunSource:
         )
 
     def _say_missing_ranks(self) -> None:
+        if self._rank is not None:
+            return
         if self._format == "journal":
             if self._header.world_size > 1:
                 of = f"{self._path.name} is of one of {self._header.world_size} ranks"

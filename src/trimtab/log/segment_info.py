@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from trimtab.errors import LogError
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK
-from trimtab.log.header import RUN_ID, dump_header, load_header
-from trimtab.values import RunHeader
+from trimtab.log.header import dump_header, load_header
+from trimtab.values import RUN_ID, RunHeader
 
 INFO_NAME: Final = "segment.json"
 SEGMENT_VERSION: Final = 1

@@ -26,9 +26,9 @@ from trimtab.log.journal import JournalWriter
 from trimtab.log.parts import journal_name
 from trimtab.recorder.backlog import Backlog
 from trimtab.recorder.sealer import SEAL_BYTES, Sealer
-from trimtab.recorder.writer import Item, Writer, reason_of
+from trimtab.recorder.writer import Item, Observer, Writer, reason_of
 
-__all__ = ["Item", "Recorder", "reason_of"]
+__all__ = ["Item", "Observer", "Recorder", "reason_of"]
 
 _MAX_FLUSH_MICROS: Final = 1 << 15
 _EXIT_TIMEOUT_S: Final = 10.0
@@ -48,6 +48,7 @@ class Recorder:
         seal_bytes: Size from which on a journal is sealed while the run goes on; None: no journal ever is, not even at
             the end.
         open_journal: `JournalWriter`, or what stands for it in a test.
+        observer: What looks at the items in the writer's thread, and may add events; None: nothing does.
 
     Raises:
         UsageError: Another writer has the journal, or a setting makes no sense. Whatever else goes wrong, a path that
@@ -64,13 +65,14 @@ class Recorder:
         capacity_micros: int = 1 << 16,
         seal_bytes: int | None = SEAL_BYTES,
         open_journal: Callable[..., JournalWriter] = JournalWriter,
+        observer: Observer | None = None,
     ) -> None:
         if not 0 < flush_interval_s <= 3600 or not 1 <= flush_micros <= _MAX_FLUSH_MICROS or capacity_micros < 1:
             raise UsageError(
                 f"flush_interval_s={flush_interval_s}, flush_micros={flush_micros}, capacity_micros={capacity_micros}: "
                 f"expected up to 3600 seconds, 1 to {_MAX_FLUSH_MICROS} micro-batches, and room for at least one"
             )
-        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros, rank=rank)
+        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros, rank=rank, observer=observer)
         try:
             header = dump_header(folder.header)
             path = folder.path / journal_name(rank)

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from trimtab import notices
 from trimtab.log.frames import KIND_ATTEMPT, KIND_ROWS, KIND_STEPS, Block
@@ -29,6 +29,16 @@ _BATCH_BYTES: Final = 8 << 20  # what is taken at a time, however large the micr
 _SLOW: Final = "the disk is slow"
 
 
+class Observer(Protocol):
+    """Looks at what is recorded, in the writer's thread: it may wait for values, as the writer does."""
+
+    def observe(self, items: Sequence[object]) -> list[Event]:
+        """Takes items in the order put; what it makes of them is recorded behind them."""
+
+    def finish(self) -> list[Event]:
+        """What is to be recorded at the end."""
+
+
 class Writer:
     """The queue, the thread, and the journal at its end. Knows no `Recorder`, so that one can be collected.
 
@@ -37,16 +47,26 @@ class Writer:
         flush_micros: Items that are written without waiting so long; also the most micro-batches in one block.
         capacity: Items that may wait.
         rank: This process's rank, which a line names where it is not the first.
+        observer: What looks at the items; None: nothing does.
 
     Attributes:
         off_reason: Why the recording ended before `close`; None otherwise.
     """
 
-    def __init__(self, flush_interval_s: float, flush_micros: int, capacity: int, *, rank: int = 0) -> None:
+    def __init__(
+        self,
+        flush_interval_s: float,
+        flush_micros: int,
+        capacity: int,
+        *,
+        rank: int = 0,
+        observer: Observer | None = None,
+    ) -> None:
         self.off_reason: str | None = None
         self._flush_interval_s = flush_interval_s
         self._flush_micros = flush_micros
         self._backlog = Backlog(capacity, ring_at=flush_micros)
+        self._observer = observer
         self._stopped = False  # nothing more is taken
         self._closing = False
         self._journal: JournalWriter | None = None
@@ -154,6 +174,7 @@ class Writer:
                 if self._sealer is not None and self._sealer.is_due(journal):
                     self._seal(self._sealer.rotate(journal, self._first), journal)
             self._drain(journal)
+            self._observe(journal, None)
             self._all_written = True
             if self._sealer is not None and self._num_appended:
                 self._seal(self._sealer.finish(journal), None)
@@ -193,6 +214,7 @@ class Writer:
             batch = self._backlog.take(num_waiting, max_micros=self._flush_micros, max_bytes=_BATCH_BYTES)
             num_waiting -= len(batch.items)
             self._write(journal, batch)
+            self._observe(journal, batch.items)
             self._backlog.free(batch)
         drops = self._backlog.drops.copy()
         if drops != self._drops_written:
@@ -235,6 +257,18 @@ class Writer:
                     "refused",
                     f"an item was left out: {refused[0]}; the log counts further ones",
                 )
+
+    def _observe(self, journal: JournalWriter, items: Sequence[object] | None) -> None:
+        """Shows the items to the observer, None at the end; one that fails is asked no more."""
+        if self._observer is None:
+            return
+        try:
+            events = self._observer.finish() if items is None else self._observer.observe(items)
+        except Exception as error:  # noqa: BLE001 - what looks on must cost neither a record nor the run
+            self._observer = None
+            self._say_once("observer", f"the first steps could not be looked at: {reason_of(error)}")
+            return
+        self._append(journal, event_blocks(events)[0])
 
     def _append(self, journal: JournalWriter, blocks: Sequence[Block]) -> list[str]:
         """Writes the blocks; for each record of one that cannot be packed, why. Raises `OSError` as the disk does."""

@@ -33,6 +33,7 @@ from trimtab.torch.losses import RowLosses, leading_row
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.schedule import current_lr
 from trimtab.torch.settings import refuse_uneven_inputs
 from trimtab.torch.statistics import RunningStatistics
 from trimtab.torch.step_verdict import StepVerdict, judged_window
@@ -80,6 +81,8 @@ class Gate:
         self._late = LateFigures()
         self._guarding: _Guarding | None = None
         self._veto: StepVeto | None = None
+        if optimizer is not None:
+            core.continuity.next_lr = partial(current_lr, optimizer)
         if core.guard is not None:
             assert model is not None, "a guard comes with a model"
             self._guarding = _Guarding(

@@ -426,6 +426,12 @@ def bench(tmp_path, monkeypatch):
     return Bench(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    """A bench for trainings that serve a whole test file."""
+    return Bench(tmp_path_factory.mktemp("once"))
+
+
 @pytest.fixture
 def said(caplog):
     """What Trimtab has said so far, line by line."""

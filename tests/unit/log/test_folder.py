@@ -19,10 +19,10 @@ from trimtab.log.folder import (
     run_folders,
 )
 from trimtab.log.frames import KIND_ATTEMPT, KIND_EVENTS, Block
-from trimtab.log.header import RUN_ID, dump_header
+from trimtab.log.header import dump_header
 from trimtab.log.journal import JournalWriter
 from trimtab.log.parts import ACTIVE, Part, journal_name, list_parts
-from trimtab.values import RunHeader
+from trimtab.values import RUN_ID, RunHeader
 
 HEADER = RunHeader(run_id="a", backend="torch", task="causal-lm", num_rows=10, created=1.7e9, out="runs/x")
 

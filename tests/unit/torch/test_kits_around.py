@@ -52,6 +52,9 @@ def same(first, second):
     return all(torch.equal(*both) for both in zip(first, second, strict=True))
 
 
+NO_STEPS = {"before": None}
+"""Leaves out what a state tells of the steps before: an optimizer has a rate, and a kit without one has none."""
+
 KITS = pytest.mark.parametrize("kind", [LossKit, TokenNormedLossKit])
 GUARDED = pytest.mark.parametrize("is_guarded", [False, True])
 
@@ -279,7 +282,7 @@ def test_a_state_without_a_history_empties_that_of_the_guard(caplog, made_other)
     assert "the guard starts with an empty window" in caplog.text
     fresh = LossKit(made_model())
     fresh.build_loss_guard(GuardConfig(multiplier=10.0))
-    assert kit.state_dict() == fresh.state_dict()
+    assert kit.state_dict() | NO_STEPS == fresh.state_dict() | NO_STEPS
 
 
 @pytest.mark.parametrize("decide", ["host", "device"])
@@ -311,7 +314,7 @@ def test_a_history_is_not_loaded_before_its_guard_is_built(kind):
         other.load_state_dict(state)
     other.build_loss_guard(GuardConfig(multiplier=10.0))
     other.load_state_dict(state)
-    assert other.state_dict() == state
+    assert other.state_dict() | NO_STEPS == state | NO_STEPS
     # and a stage whose guard is off leaves it aside, and says so
     other = kind(made_model())
     other.build_loss_guard({})

@@ -1,0 +1,191 @@
+"""Where the trouble began that a run did not recover from: which of its checkpoints were saved before it.
+
+    findings -> the first that the run never came back from -> back to the first sign that leads to it -> Trouble
+
+Enters: a series of steps and its findings, or the log of a run. Leaves: a `Trouble`, or None. Invariant: what is over
+names no step: a finding after which the run came back is a sign only where it leads to one after which it did not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab.analysis.findings import judge_log
+from trimtab.analysis.series import StepSeries, is_finite
+from trimtab.analysis.spikes import SCALER_OVERFLOW, usual_limit
+from trimtab.findings import Signal, Spike
+from trimtab.log.reader import open_log
+from trimtab.values import json_number
+
+BACK: Final = 20
+"""Measured values in a row of which half must be in line again for a run to have come back. Every rule needs as many to
+know what usual is. A batch that was bad costs one or two of them; of the published `mixtral8x7b_a100` the excursion at
+4050 is over in four values, and `bloom176b_spike_31219` is back within thirty steps."""
+
+LEAST_BACK: Final = 3
+"""The last values of a log that must all be in line where fewer than `BACK` lie behind a finding: one value of a run
+that swings to and fro is in line by chance."""
+
+NEAR: Final = 100
+"""Logged steps within which a sign leads to what follows: the window that all rules look back on, so that a finding has
+not left the baseline yet when the next one is judged."""
+
+FAR: Final = 1_000
+"""Logged steps within which signs of the gradient lead to one another where they have become frequent. From published
+divergences: who began again 500 to 1,000 steps before the spike of the loss diverged again, for the trouble had shown
+2,300 steps before it, in the gradient's scale, and every few hundred steps since."""
+
+FREQUENT: Final = 3
+"""Signs that make a series. `llmc_gpt2_124M`, healthy, has two within 1,000 steps by chance, and never three."""
+
+MORE_OFTEN: Final = 5.0
+"""How much more often they must come than before the series began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The trouble that a run ended in.
+
+    Attributes:
+        step: Its first sign; a checkpoint saved before this step knows nothing of it.
+        evidence: Why this step, a clause each, the first sign last.
+    """
+
+    step: int
+    evidence: tuple[str, ...]
+
+
+class _Sign(NamedTuple):
+    """Something out of line; `first` and `last` are places in the series."""
+
+    first: int
+    last: int
+    signal: Signal
+    value: float | None
+    """None for a gradient that overflowed: the scaler lowered its scale."""
+    usual: float | None
+
+
+def find_in_log(path: str | os.PathLike[str]) -> Trouble | None:
+    """The trouble that the last run of a log ended in; None where it ended well.
+
+    Raises:
+        LogError: The log cannot be read, or holds no training step.
+    """
+    run = judge_log(open_log(path), rule="robust")[-1]
+    return find_trouble(run.reading.series, run.search.spikes)
+
+
+def find_trouble(series: StepSeries, spikes: Sequence[Spike]) -> Trouble | None:
+    """The trouble that a run ended in.
+
+    Args:
+        series: The run.
+        spikes: Its findings, in any order, judged by the rule `robust`.
+
+    Returns:
+        None where all findings are over, and where there are none.
+    """
+    signs = sorted(_signs(series, spikes), key=lambda sign: sign.first)
+    lasting = next((sign for sign in signs if _lasts(series, sign, until=series.num_steps)), None)
+    if lasting is None:
+        return None
+    evidence = [f"{_in_words(series, lasting)} and was not back at the end of the log, step {int(series.step[-1])}"]
+    first, why = lasting, ""
+    found = _leading(series, signs, first)
+    while found is not None:
+        first, why = found
+        found = _leading(series, signs, first)
+    if first is not lasting:
+        evidence.append(f"{_in_words(series, first)}, {why}")
+    return Trouble(int(series.step[first.first]), tuple(evidence))
+
+
+def _signs(series: StepSeries, spikes: Sequence[Spike]) -> Iterator[_Sign]:
+    for spike in spikes:
+        places = series.place(spike.first), series.place(spike.last)
+        if places[0] is not None and places[1] is not None:
+            yield _Sign(places[0], places[1], spike.signal, spike.value, spike.baseline)
+    for place in np.flatnonzero(series.reason == SCALER_OVERFLOW).tolist():
+        yield _Sign(place, place, "grad_norm", None, None)
+
+
+def _lasts(series: StepSeries, sign: _Sign, *, until: int) -> bool:
+    """Whether a signal was not back in line between a sign and a later place.
+
+    An overflow alone is how a scaler finds its scale: it never lasts.
+    """
+    if sign.value is None:
+        return False
+    values, present = _signal(series, sign.signal)
+    before = values[: sign.first][present[: sign.first]]
+    limit = usual_limit(before[is_finite(before)], signal=sign.signal)
+    behind = values[sign.last + 1 : until][present[sign.last + 1 : until]]
+    is_back = is_finite(behind) if limit is None else behind <= limit
+    if behind.size < BACK:
+        return behind.size < LEAST_BACK or not bool(np.all(is_back[-LEAST_BACK:]))
+    num_back = np.concatenate([[0], np.cumsum(is_back)])
+    return not bool(np.any(2 * (num_back[BACK:] - num_back[:-BACK]) >= BACK))
+
+
+def _signal(series: StepSeries, signal: Signal) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of a signal (S,), and where there are any (S,)."""
+    if signal == "loss":
+        return series.loss, series.measured & ~series.is_artefact
+    return series.grad_norm, series.has_grad_norm
+
+
+def _leading(series: StepSeries, signs: Sequence[_Sign], later: _Sign) -> tuple[_Sign, str] | None:
+    """The earliest of all signs that leads to a later one, and how; None where none does."""
+    earlier = [sign for sign in signs if sign.first < later.first]
+    for sign in earlier:
+        if later.first - sign.last <= NEAR:
+            return sign, f"{_steps(series, sign, later)} before that"
+        if _lasts(series, sign, until=later.first):
+            return sign, f"and had not come back when step {int(series.step[later.first])} came"
+    begun = _frequent([sign for sign in earlier if sign.signal == "grad_norm"], later)
+    if begun is None:
+        return None
+    return begun, f"and again every few hundred steps up to step {int(series.step[later.first])}"
+
+
+def _frequent(signs: Sequence[_Sign], later: _Sign) -> _Sign | None:
+    """The first of a series of signs that leads to a later one: they came often, and before it they did not."""
+    place = later.first
+    num = 0
+    for sign in reversed(signs):
+        if place - sign.last > FAR:
+            break
+        place, num = sign.first, num + 1
+    if num < FREQUENT:
+        return None
+    first = signs[-num]
+    num_before = len(signs) - num
+    # One more than there were: of a run that had none so far nobody knows how rare they are.
+    usual = (num_before + 1) / max(1, first.first)
+    return first if num / (later.first - first.first) >= MORE_OFTEN * usual else None
+
+
+def _steps(series: StepSeries, sign: _Sign, later: _Sign) -> str:
+    num = int(series.step[later.first] - series.step[sign.first])
+    return "1 step" if num == 1 else f"{num:,} steps"
+
+
+def _in_words(series: StepSeries, sign: _Sign) -> str:
+    step = int(series.step[sign.first])
+    if sign.value is None:
+        return f"the gradient overflowed at step {step}"
+    what = "the loss" if sign.signal == "loss" else "the gradient norm"
+    usual = "" if sign.usual is None else f", {_short(sign.usual)} before"
+    return f"{what} left its line at step {step} ({_short(sign.value)}{usual})"
+
+
+def _short(value: float) -> str:
+    shown = json_number(value)
+    return shown if isinstance(shown, str) else f"{value:.3g}"

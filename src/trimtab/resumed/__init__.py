@@ -1,0 +1,113 @@
+"""How a run goes on after a resume: its last losses, rates and rows against the first ones after the checkpoint.
+
+Enters: steps as a run records them; the state of a run and its log, when it is resumed. Leaves: what the next state
+tells of the last steps; of a resumed run one event `resume_check` and a line. Invariants: the log is read once, when
+the state is loaded; nothing here waits in a training step, or raises into training.
+
+```
+  load_state_dict -> read_log -> FirstSteps                    before training
+  recorder's writer thread -> observe, observe, ... -> event   values are on the host there
+  training thread of a run without a log -> put_step           judged when they have arrived
+```
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trimtab.notices import warn
+from trimtab.recorder import reason_of
+from trimtab.resume.continuity import NUM_REMEMBERED, SeenStep
+from trimtab.resumed.around import Expected, read_log
+from trimtab.resumed.before import Before, number_of, remembered
+from trimtab.resumed.first_steps import FirstSteps
+from trimtab.values import StepRow
+
+__all__ = ["Before", "Continuity", "FirstSteps"]
+
+
+class Continuity:
+    """What a run remembers of its last steps, and what became of it since it was resumed.
+
+    Args:
+        rank: Whose steps they are.
+        clock: Seconds since the epoch.
+
+    Attributes:
+        next_lr: Gives the learning rate that the optimizer has now; None where nobody knows.
+    """
+
+    def __init__(self, *, rank: int, clock: Callable[[], float]) -> None:
+        self.next_lr: Callable[[], Any] | None = None
+        self._rank = rank
+        self._clock = clock
+        self._before: tuple[SeenStep, ...] = ()
+        self._steps: deque[StepRow] = deque(maxlen=NUM_REMEMBERED)
+        self._first_steps: FirstSteps | None = None
+
+    def put(self, item: StepRow, *, is_recorded: bool) -> None:
+        """Takes a step that has ended; never waits. What is recorded comes to `FirstSteps` by the recorder."""
+        self._steps.append(item)
+        if self._first_steps is not None and not is_recorded:
+            self._first_steps.put_step(item)
+
+    def before(self, *, attempt: int | None, num_ranks: int) -> Before:
+        """What a state tells of the steps up to now; waits for numbers that are on their way from a device."""
+        return Before(
+            steps=(*self._before, *remembered(self._steps))[-NUM_REMEMBERED:],
+            attempt=attempt,
+            num_ranks=num_ranks,
+            next_lr=number_of(self.next_lr()) if self.next_lr is not None else None,
+        )
+
+    def go_on(self, before: Before, *, step: int, watches: bool) -> None:
+        """Takes over what a state tells; from now on the steps to come are compared with it.
+
+        Args:
+            before: What the state tells.
+            step: The step that comes next.
+            watches: False: nothing is compared.
+        """
+        self._before = before.steps
+        self._steps.clear()
+        self._first_steps = None
+        if watches:
+            self._first_steps = FirstSteps(Expected(step=step, before=before), rank=self._rank, clock=self._clock)
+
+    def compare_with(self, folder: Path, *, num_rows: int | None, num_ranks: int) -> None:
+        """Reads what the log of the run that is gone on with holds around the checkpoint, and compares with that too.
+
+        A log that cannot be read costs its part of the comparison, and one line says so.
+
+        Args:
+            folder: The run folder.
+            num_rows: Rows of the dataset; None where nobody knows.
+            num_ranks: Ranks that train now.
+        """
+        first_steps = self._first_steps
+        if first_steps is None:
+            return
+        try:
+            first_steps.expected = read_log(
+                folder, first_steps.expected, rank=self._rank, num_rows=num_rows, num_ranks=num_ranks
+            )
+        except Exception as error:  # noqa: BLE001 - nothing that a log holds is worth a resume
+            warn("resume", f"The log in {folder} could not be read: {reason_of(error)}. The rows are not compared.")
+
+    @property
+    def first_steps(self) -> FirstSteps | None:
+        """What looks at the first steps; None where nothing was resumed."""
+        return self._first_steps
+
+    def hear(self, kind: str) -> None:
+        """Hears of an event: after `lr_rebase` another learning rate than the checkpoint's is no finding."""
+        if kind == "lr_rebase" and self._first_steps is not None:
+            self._first_steps.leave_lr_out()
+
+    def close(self) -> None:
+        """Judges what there is of a run that is not recorded, which ends; may wait for a device."""
+        if self._first_steps is not None:
+            self._first_steps.finish()

@@ -1,0 +1,338 @@
+"""One save: what each rank takes at the call, writes into the draft, and what rank 0 says of it in the manifest.
+
+    take     on every rank, at the call: the values, the random number generators, what is not finite
+    write    on every rank, perhaps in a thread: this rank's files, each checksummed on its way and synced
+    manifest on rank 0: parts, files and checksums of all ranks
+
+Enters: what `Checkpointer.save` was given. Leaves: files in a draft. Invariant: a save changes nothing of the training,
+its random numbers included; with `copies` later steps do not change what was taken.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from trimtab import __version__
+from trimtab.errors import UsageError
+from trimtab.resume.manifest import FileEntry, Manifest
+from trimtab.resume.writing import Disk, Draft
+from trimtab.text import plain
+from trimtab.torch import sharded_state
+from trimtab.torch.checkpoint_parts import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RUN_FILE,
+    RUN_VERSION,
+    SHARDED_FOLDER,
+    Taker,
+    rank_file,
+)
+from trimtab.torch.checkpoint_ranks import RanksTogether
+from trimtab.torch.health import Nonfinite, find_nonfinite
+from trimtab.torch.lr_schedules import leaves, unwrapped
+from trimtab.torch.module_names import module_inside
+from trimtab.torch.naming import weights_of
+from trimtab.torch.optimizer_names import parameters_by_name
+from trimtab.torch.placement import is_sharded
+from trimtab.torch.rng import rng_state
+from trimtab.torch.sharded_writing import Captured
+
+_MAX_STEP: Final = 10**15
+"""A folder's name has room for 18 digits, and no run counts so far."""
+
+_MAX_LISTED: Final = 100
+"""Tensors that a manifest lists for what was not finite from the start; the whole list is in `run.pt`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What `Checkpointer.save` was given; its docstring says what each is."""
+
+    step: int
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: Any
+    loss: Any
+    extra: Any
+    healthy: bool | None
+    run: Any
+    data: Any
+    best_eval: Any
+    config: Any
+
+    def check(self) -> None:
+        """Refuses, with `UsageError`, what makes no sense."""
+        if isinstance(self.step, bool) or not isinstance(self.step, int) or not 0 <= self.step < _MAX_STEP:
+            raise UsageError(
+                f"step={self.step!r}: use the number of optimizer steps that are behind the checkpoint, 0 and up."
+            )
+        check_model(self.model)
+        check_optimizer(self.optimizer)
+        if self.healthy is not None and not isinstance(self.healthy, bool):
+            raise UsageError(
+                f"healthy={self.healthy!r}: use True, False, or None to have weights and moments looked at."
+            )
+        for name in ("scheduler", "scaler", "run"):
+            check_state_holder(getattr(self, name), name=name, method="state_dict")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the ranks tell each other of what they have taken.
+
+    Attributes:
+        alike: What has to be the same on every rank, by what to call it.
+        nonfinite: Weights and moments of the rank that are not finite.
+        has_data: Whether it has a data position.
+    """
+
+    alike: dict[str, Any]
+    nonfinite: dict[str, Nonfinite]
+    has_data: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What this rank saves.
+
+    Attributes:
+        step: After which step.
+        model: State of a plain model, on rank 0.
+        optimizer: State of its optimizer, on rank 0.
+        sharded: What `trimtab.torch.sharded_state` has captured of a sharded model.
+        run: What is alike on all ranks.
+        own: What is this rank's.
+        nonfinite: Weights and moments of this rank that are not finite.
+        loss: As given, a number.
+        lr: Learning rate of each parameter group.
+    """
+
+    step: int
+    model: Mapping[str, Any] | None
+    optimizer: Mapping[str, Any] | None
+    sharded: Captured | None
+    run: dict[str, Any]
+    own: dict[str, Any]
+    nonfinite: dict[str, Nonfinite]
+    loss: float | None
+    lr: tuple[float, ...]
+
+    @property
+    def told(self) -> Told:
+        """What the other ranks hear of it."""
+        alike = {"step": self.step, "a sharded model": self.sharded is not None, "parts": sorted(self.run["parts"])}
+        return Told(alike=alike, nonfinite=self.nonfinite, has_data="data" in self.own)
+
+
+def take(given: Given, *, rank: int, copies: bool) -> Taken:
+    """Takes what this rank saves; waits for the device.
+
+    Args:
+        given: What there is.
+        rank: This process's place among the ranks.
+        copies: Whether tensors are copied to the host, so that training may go on.
+
+    Raises:
+        UsageError: Something is not what it has to be, or could be loaded by a pickle only.
+    """
+    given.check()
+    taker = Taker(copies=copies)
+    inside = module_inside(given.model)
+    lr = tuple(float(group["lr"]) for group in given.optimizer.param_groups)
+    loss = None if given.loss is None else _number(given.loss, name="loss")
+    own = {"version": RUN_VERSION, "rng": rng_state()}
+    if given.data is not None:
+        data = given.data if isinstance(given.data, Mapping) else _state_of(given.data, name="data")
+        own["data"] = taker.take(data, where="data")
+    lies_in_shards = is_sharded(given.model)
+    model = optimizer = sharded = None
+    if lies_in_shards:
+        sharded = sharded_state.capture(given.model, given.optimizer, copy=copies)
+    elif rank == 0:
+        model = taker.take(weights_of(given.model), where="model.state_dict()")
+        optimizer = taker.take(given.optimizer.state_dict(), where="optimizer.state_dict()")
+    # A replica of a plain model looks as that of rank 0.
+    nonfinite = find_nonfinite(given.model, given.optimizer) if lies_in_shards or rank == 0 else {}
+    return Taken(
+        step=given.step,
+        model=model,
+        optimizer=optimizer,
+        sharded=sharded,
+        run=_of_the_run(given, inside, taker, loss=loss),
+        own=own,
+        nonfinite=nonfinite,
+        loss=loss,
+        lr=lr,
+    )
+
+
+def write(taken: Taken, draft: Draft, *, ranks: RanksTogether, disk: Disk) -> tuple[FileEntry, ...]:
+    """Writes this rank's files into the draft.
+
+    Returns:
+        Them, with their checksums.
+
+    Raises:
+        OSError: The disk is full or failed.
+    """
+    entries: tuple[FileEntry, ...] = ()
+    if taken.sharded is not None:
+        entries = sharded_state.write_pieces(taken.sharded, draft.path / SHARDED_FOLDER, disk=disk, group=ranks.group)
+    elif ranks.is_first:
+        _write_file(draft, MODEL_FILE, taken.model)
+        _write_file(draft, OPTIMIZER_FILE, taken.optimizer)
+    if ranks.is_first:
+        _write_file(draft, RUN_FILE, taken.run)
+    _write_file(draft, rank_file(ranks.rank), taken.own)
+    return (*entries, *draft.entries)
+
+
+def manifest_of(
+    taken: Taken,
+    *,
+    entries: Sequence[FileEntry],
+    run_id: str,
+    serial: int,
+    world_size: int,
+    unhealthy_because: tuple[str, ...],
+    nonfinite_at_start: Mapping[str, Nonfinite],
+    has_data: Iterable[bool],
+) -> Manifest:
+    """What rank 0 says of a checkpoint.
+
+    Args:
+        taken: What it has taken itself.
+        entries: The files of all ranks.
+        run_id: The run.
+        serial: The place of this save among all in the folder.
+        world_size: Ranks that saved.
+        unhealthy_because: Why it is not healthy, a sentence each; none: it is.
+        nonfinite_at_start: What was not finite when the run began.
+        has_data: For each rank, whether it has a data position.
+    """
+    sharded = tuple(entry.path for entry in entries if entry.path.startswith(f"{SHARDED_FOLDER}/"))
+    parts = {
+        "model": sharded or (MODEL_FILE,),
+        "optimizer": sharded or (OPTIMIZER_FILE,),
+        "step": (RUN_FILE,),
+        "rng": tuple(rank_file(rank) for rank in range(world_size)),
+        **dict.fromkeys(taken.run["parts"], (RUN_FILE,)),
+    }
+    with_data = tuple(rank_file(rank) for rank, has in enumerate(has_data) if has)
+    if with_data:
+        parts["data"] = with_data
+    at_start = islice(sorted(nonfinite_at_start.items()), _MAX_LISTED)
+    return Manifest(
+        saver="trimtab",
+        step=taken.step,
+        run_id=run_id,
+        serial=serial,
+        parts=parts,
+        files=tuple(entries),
+        world_size=world_size,
+        healthy=not unhealthy_because,
+        unhealthy_because=unhealthy_because,
+        loss=taken.loss,
+        lr=taken.lr,
+        saved_at=time.time(),
+        versions={"trimtab": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        facts={"nonfinite_at_start": {plain(name): counted.count for name, counted in at_start}},
+    )
+
+
+def check_model(model: object) -> None:
+    """Refuses, with `UsageError`, what is no model."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model is a {type(model).__name__}: pass the torch.nn.Module, wrapped or not.")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuses, with `UsageError`, what is no optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"optimizer is a {type(optimizer).__name__}: pass the torch.optim.Optimizer.")
+
+
+def check_state_holder(value: object, *, name: str, method: str) -> None:
+    """Refuses, with `UsageError`, what has no `state_dict`, or no `load_state_dict`; None is nothing to refuse."""
+    if value is not None and not callable(getattr(value, method, None)):
+        raise UsageError(
+            f"{name} is a {type(value).__name__} without {method}(): pass the object itself, or leave it out."
+        )
+
+
+def kinds_of(optimizer: object, scheduler: object) -> dict[str, str | None]:
+    """What the classes are called: state of one would be taken by another without a word."""
+    # Accelerate's wrapper is an optimizer that holds one.
+    inside = getattr(optimizer, "optimizer", None)
+    optimizer = inside if isinstance(inside, torch.optim.Optimizer) else optimizer
+    scheduler = unwrapped(scheduler)
+    made_of = [type(leaf).__name__ for leaf in leaves(scheduler) if leaf is not scheduler]
+    kind = None if scheduler is None else type(scheduler).__name__
+    return {"optimizer": type(optimizer).__name__, "scheduler": f"{kind} of {', '.join(made_of)}" if made_of else kind}
+
+
+def _of_the_run(given: Given, inside: nn.Module, taker: Taker, *, loss: float | None) -> dict[str, Any]:
+    """What stands in `run.pt`, the names of its parts among it; the baseline is put in when it is known."""
+    values: dict[str, Any] = {}
+    if given.scheduler is not None:
+        values["scheduler"] = taker.take(_state_of(given.scheduler, name="scheduler"), where="scheduler.state_dict()")
+    if given.scaler is not None:
+        values["scaler"] = taker.take(_state_of(given.scaler, name="scaler"), where="scaler.state_dict()")
+    if loss is not None:
+        values["loss"] = loss
+    for name in ("best_eval", "config", "extra"):
+        value = getattr(given, name)
+        if value is not None:
+            values[name] = taker.take(value, where=name)
+    state = None if given.run is None else taker.take(_state_of(given.run, name="run"), where="run.state_dict()")
+    names = parameters_by_name(given.optimizer, inside)
+    return {
+        "version": RUN_VERSION,
+        "step": given.step,
+        "values": values,
+        "run": state,
+        "parts": [*values, *_parts_of_run_state(state)],
+        "optimizer_names": [list(parameters) for parameters in names],
+        "kinds": kinds_of(given.optimizer, given.scheduler),
+    }
+
+
+def _parts_of_run_state(state: object) -> list[str]:
+    """Which parts are in the state of a `Run`, a kit, or a guard by itself."""
+    if not isinstance(state, Mapping):
+        return []
+    if "guard" not in state:
+        return ["guard"]
+    parts = ["guard"] if state["guard"] is not None else []
+    if state.get("watch") is not None:
+        parts.append("watch")
+    return [*parts, "recorder"] if state.get("run_id") is not None else parts
+
+
+def _state_of(value: Any, *, name: str) -> Any:
+    check_state_holder(value, name=name, method="state_dict")
+    return value.state_dict()
+
+
+def _number(value: Any, *, name: str) -> float:
+    """A number as it is; of a tensor it waits for the device."""
+    try:
+        if isinstance(value, (bool, str)):
+            raise TypeError("no number")
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} is a {type(value).__name__} ({error}): pass one number, as it was logged.") from error
+
+
+def _write_file(draft: Draft, name: str, value: Any) -> None:
+    with draft.file(name) as stream:
+        torch.save(value, stream)  # type: ignore[arg-type]  # it asks for `write` and `flush` alone

@@ -1,0 +1,106 @@
+"""Checkpoints as a console shows them, from values made up on the spot."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from trimtab.report.checkpoints import (
+    MAX_IGNORED,
+    ListedFolder,
+    draw_folders,
+    draw_picked,
+    draw_remarks,
+    draw_reports,
+)
+from trimtab.report.console import make_console
+from trimtab.resume.info import CheckpointInfo, Refused, VerifyReport
+from trimtab.resume.names import Ignored
+
+
+def drawn(draw, value):
+    stream = io.StringIO()
+    draw(value, console=make_console(stream, environ={"COLUMNS": "120"}))
+    return stream.getvalue().splitlines()
+
+
+def info(step=500, **more):
+    return CheckpointInfo(path=Path(f"a/step_{step}"), step=step, **{"healthy": True, "run_id": "r", **more})
+
+
+def test_a_row_says_what_is_known_and_a_dash_what_is_not():
+    known = info(size_bytes=2_600_294_812, loss=1.25)
+    unknown = CheckpointInfo(path=Path("a/checkpoint-5"), step=5, healthy=None, promise="structure")
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (known, unknown), ())])
+    assert lines[3].split() == ["500", "r", "yes", "yes", "2.6", "GB", "1.25", "step_500"]
+    assert lines[4].split() == ["5", "-", "-", "-", "-", "-", "checkpoint-5"]
+
+
+def test_what_is_wrong_stands_below_its_row():
+    damaged = info(problem="model.pt is empty", missing=("rng",), healthy=False, unhealthy_because=("w holds nan",))
+    incomplete = info(400, missing=("rng",))
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (damaged, incomplete), ())])
+    assert lines[4] == "    model.pt is empty; not healthy: w holds nan"
+    assert lines[6] == "    lacks rng, which a resume needs"
+
+
+def test_ignored_entries_are_told_up_to_a_limit():
+    ignored = tuple(Ignored(Path(f"a/{number}"), "no checkpoint") for number in range(MAX_IGNORED + 5))
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(),), ignored)])
+    assert sum(line.startswith("ignored: ") for line in lines) == MAX_IGNORED + 1
+    assert "ignored: 5 more; --json lists them" in lines
+
+
+def test_a_folder_in_a_list_is_json_without_what_only_a_choice_has():
+    folder = ListedFolder(Path("a"), (info(refused=(Refused(Path("b"), "why"),)),), (Ignored(Path("a/x"), "why"),))
+    document = folder.to_dict()
+    assert document["ignored"] == [{"path": "a/x", "reason": "why"}]
+    assert {"path", "step", "healthy", "run_id"} <= set(document["checkpoints"][0])
+    assert not {"refused", "notices", "version"} & set(document["checkpoints"][0])
+
+
+def test_the_picked_path_stands_alone():
+    assert drawn(draw_picked, info(refused=(Refused(Path("b"), "why"),), notices=("note",))) == ["a/step_500"]
+
+
+@pytest.mark.parametrize(
+    ("healthy", "words"),
+    [(True, "healthy"), (False, "not healthy: w holds nan"), (None, "its health is not known")],
+)
+def test_the_remarks_begin_with_its_health(healthy, words):
+    because = ("w holds nan",) if healthy is False else ()
+    assert drawn(draw_remarks, info(healthy=healthy, unhealthy_because=because))[0] == f"step 500, {words}"
+
+
+def test_a_report_says_what_was_promised_and_what_does_not_hold():
+    reports = [
+        VerifyReport(path=Path("a"), step=1, ok=True, num_files=1, size_bytes=999),
+        VerifyReport(path=Path("b"), step=2, ok=True, promise="structure", num_files=1_200, size_bytes=999_600),
+        VerifyReport(path=Path("c"), step=3, ok=False, problems=("x is empty",), missing=("rng",), healthy=False),
+    ]
+    assert drawn(draw_reports, reports) == [
+        "ok       a: every byte is what was saved (1 file, 999 B)",
+        "ok       b: its structure is sound (1,200 files, 1 MB)",
+        "damaged  c",
+        "    x is empty",
+        "    lacks rng, which a resume needs",
+        "    was not healthy when it was saved",
+        "",
+        "3 checkpoints, 1 damaged",
+    ]
+
+
+def test_nothing_from_a_stranger_acts_on_a_terminal():
+    evil = "\x1b[31m\u202e"
+    one = info(
+        run_id=evil, problem=evil, healthy=False, unhealthy_because=(evil,), refused=(Refused(Path(evil), evil),),
+        notices=(evil,), ignored=(Ignored(Path(evil), evil),), missing=(evil,),
+    )  # fmt: skip
+    report = VerifyReport(path=Path(evil), step=1, ok=False, problems=(evil,), notes=(evil,), missing=(evil,))
+    shown = [
+        *drawn(draw_folders, [ListedFolder(Path(evil), (one,), one.ignored), ListedFolder(Path(evil), (), ())]),
+        *drawn(draw_picked, one),
+        *drawn(draw_remarks, one),
+        *drawn(draw_reports, [report]),
+    ]
+    assert all(line.isascii() and "\x1b" not in line for line in shown)
