@@ -94,7 +94,7 @@ def find(how: str, folder: Path) -> dict[str, float]:
 def ask(folder: Path) -> dict[str, float]:
     """Wall seconds of the command."""
     begin = time.perf_counter()
-    subprocess.run([TRIMTAB, "ckpt", "pick", folder], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([TRIMTAB, "ckpt", "pick", folder], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return {"wall_s": time.perf_counter() - begin}
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import runpy
-import select
 import shutil
 import signal
 import sys
@@ -141,7 +140,7 @@ def loop(folder: Path, num: int, seed: int) -> dict[str, Any]:
             os.close(reading)
             save_for_ever(folder, writing, go_back=go_back)
         os.close(writing)
-        acknowledged = kill_at_random(child, reading, within_s=chance.random() * chance.choice([2, 10]) * took_s)
+        acknowledged = kill(child, reading, after=chance.randrange(4), and_s=chance.random() * took_s)
         rounds.append({"acknowledged": acknowledged, "found": found_in(folder, known)})
     Training.resume(Checkpointer(folder)).advance().save(Checkpointer(folder, keep=KEEP, run_id="a"))
     return {"rounds": rounds, "left": left_over(folder), "num_left": len(list(folder.iterdir()))}
@@ -170,13 +169,12 @@ def save_for_ever(folder: Path, writing: int, *, go_back: bool) -> None:
         os._exit(1)
 
 
-def kill_at_random(child: int, reading: int, *, within_s: float) -> list[int]:
-    """Kills it after that time; the steps that it had saved by then, in order."""
+def kill(child: int, reading: int, *, after: int, and_s: float) -> list[int]:
+    """Kills it so many saves and seconds after its start; the steps that it had saved by then, in order."""
     received = b""
-    deadline = time.monotonic() + within_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        if select.select([reading], [], [], left_s)[0]:
-            received += os.read(reading, 1 << 16)
+    while len(received) < 8 * after and (more := os.read(reading, 8)):
+        received += more
+    time.sleep(and_s)
     os.kill(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     while more := os.read(reading, 1 << 16):

@@ -98,6 +98,24 @@ def test_a_row_planted_on_one_rank_of_a_trainer_is_skipped_on_both_and_named(
     assert any("every row of step" in notice and "left out of the update" in notice for notice in report["notices"])
 
 
+@pytest.mark.long
+def test_a_checkpoint_goes_on_at_the_rate_that_was_asked_for(tmp_path: Path, trimtab_home: Path) -> None:
+    # when: a second time over its own checkpoints
+    program = (sys.executable, ROOT / "examples" / "resume_new_lr.py")
+    first, again = (run_program(*program, folder=tmp_path, home=trimtab_home) for _ in range(2))
+    # then: 3e-4 x 0.5 x (1 + cos(pi x 200 / 1000)) and so on
+    assert "LR re-base: 5e-04 -> 3e-04 on resume (schedule phase preserved)" in first.splitlines()
+    assert re.findall(r"  step 20\d: (\S+)", first)[:3] == ["2.7135e-04", "2.7107e-04", "2.7080e-04"]
+    assert again == first
+    trimtab = Path(sys.executable).with_name("trimtab")
+    listed = run_program(trimtab, "ckpt", "ls", "runs/", folder=tmp_path, home=trimtab_home)
+    assert "step_100" in listed
+    picked = run_program(
+        trimtab, "ckpt", "pick", "--healthy", "--json", "-", "runs/", folder=tmp_path, home=trimtab_home
+    )
+    assert (json.loads(picked)["step"], json.loads(picked)["healthy"]) == (200, True)
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "hf_ddp"])
 def test_an_example_for_two_processes_says_how_to_start_them(name: str) -> None:
     # when

@@ -1,5 +1,5 @@
 """Trainers that die, and go on: a process that is killed, and two ranks under DDP. What was decided before is not
-decided anew, and what comes after is what would have come."""
+decided anew, and what comes after is what would have come; what one rank cannot go on from, none does."""
 
 import shutil
 import signal
@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import trimtab
+from trimtab.analysis.same_bits import compare_logs_bits, open_named
+from trimtab.resume.manifest import read_manifest
+from trimtab.resume.verify import verify
 
 GUARD = dict(multiplier=3.0)
 STATE = "trimtab_state.json"
@@ -39,6 +42,9 @@ import trimtab
 class Dies(TrainerCallback):
     def on_substep_end(self, args, state, control, **_):
         if state.global_step == 5:
+            # A kill takes what was recorded in the last second; what is compared must be written.
+            while 5 not in trimtab.open_log(run.folder).step_columns().step:
+                pass
             os.kill(os.getpid(), signal.SIGKILL)
 
 torch.manual_seed(0)
@@ -54,28 +60,34 @@ for row in (8, 9, 13):
 def collate(items):
     tokens = torch.tensor([item["input_ids"] for item in items])
     return dict(input_ids=tokens, labels=tokens)
-out, what = sys.argv[1:]
+out, what, workers = sys.argv[1:]
 arguments = TrainingArguments(
     output_dir=out, per_device_train_batch_size=1, gradient_accumulation_steps=2, num_train_epochs=1, save_steps=4,
     save_strategy="steps", logging_steps=1, report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
-    learning_rate=1e-2, train_sampling_strategy="sequential",
+    learning_rate=1e-2, train_sampling_strategy="sequential", dataloader_num_workers=int(workers),
 )
 callbacks = [Dies()] if what == "dies" else []
 trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=callbacks)
 run = trimtab.attach(trainer, guard=trimtab.GuardConfig(multiplier=3.0))
 trainer.train(resume_from_checkpoint=what == "goes on")
-torch.save(dict(weights=model.state_dict(), folder=str(run.folder)), out + "/end.pt")
+optimizer = trainer.optimizer.state_dict()
+torch.save(dict(weights=model.state_dict(), optimizer=optimizer, folder=str(run.folder)), out + "/end.pt")
 """
 
 
+def same_bits(one, other):
+    return compare_logs_bits(open_named(one), open_named(other)).same
+
+
 @pytest.mark.long
-def test_a_killed_training_goes_on_as_the_one_that_was_not(tmp_path):
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_killed_training_goes_on_as_the_one_that_was_not(tmp_path, workers):
     # given
     program = tmp_path / "training.py"
     program.write_text(TRAINING)
 
     def train(out, what):
-        command = [sys.executable, program, tmp_path / out, what]
+        command = [sys.executable, program, tmp_path / out, what, workers]
         return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     # when
@@ -84,6 +96,10 @@ def test_a_killed_training_goes_on_as_the_one_that_was_not(tmp_path):
     assert (whole.returncode, dead.returncode, second.returncode) == (0, -signal.SIGKILL, 0), second.stderr
     expected, found = (torch.load(tmp_path / out / "end.pt", weights_only=True) for out in ("whole", "parts"))
     assert all(torch.equal(value, expected["weights"][name]) for name, value in found["weights"].items())
+    moments, all_moments = found["optimizer"]["state"], expected["optimizer"]["state"]
+    assert all(torch.equal(value, all_moments[n][key]) for n, held in moments.items() for key, value in held.items())
+    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    assert same_bits(found["folder"], expected["folder"])
     verdicts, all_verdicts = decided(found["folder"]), decided(expected["folder"])
     for step in range(5, 9):
         own = {place: told for place, told in verdicts.items() if place[0] == step}
@@ -107,7 +123,8 @@ TWICE = dict(num_train_epochs=2, save_strategy="steps", save_steps=SAVED_AT)
 @pytest.fixture
 def train(pair, tmp_path):
     def train(name, *, out, call="train", **settings):
-        return pair.call(call, out=str(tmp_path / out), name=name, attach=dict(guard=GUARD), **TWICE | settings)
+        settings = dict(attach=dict(guard=GUARD)) | TWICE | settings
+        return pair.call(call, out=str(tmp_path / out), name=name, **settings)
 
     return train
 
@@ -152,3 +169,64 @@ def test_a_rank_that_finds_another_state_ends_the_training_of_all(train, tmp_pat
     for rank, (told, num_losses) in enumerate(zip(refused, (6, 0), strict=True)):
         assert f"rank {rank} has history='{num_losses} losses" in told
         assert "load a saved state on every rank or on none" in told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ends_after", [1, 4, 6])
+def test_two_ranks_that_are_interrupted_at_any_step_go_on_as_one(pair, train, tmp_path, ends_after, workers):
+    # given: without a guard, saved after every step
+    setting = dict(attach={}, save_steps=1, dataloader_num_workers=workers)
+    whole = train("whole", out="whole", **setting)
+    train("first", out="parts", ends_after=ends_after, **setting)
+    # when
+    second = train("second", out="parts", resume=[True, True], **setting)
+    # then
+    assert pair.call("ranks_differ", found="second") == [0.0, 0.0]
+    assert max(pair.call("compare", found="second", expected="whole")) == 0.0
+    assert same_bits(second[0]["folder"], whole[0]["folder"])
+    for rank in range(2):
+        assert second[rank]["seen"] == whole[rank]["seen"][ends_after:]
+        assert second[rank]["rates"] == whole[rank]["rates"][ends_after:]
+        assert second[rank]["logged"] == whole[rank]["logged"]
+
+
+def test_two_ranks_describe_the_files_of_both(train, tmp_path):
+    train("first", out="parts", ends_after=SAVED_AT)
+    checkpoint = tmp_path / "parts" / f"checkpoint-{SAVED_AT}"
+    manifest = read_manifest(checkpoint)
+    assert manifest.parts["rng"] == ("rng_state_0.pth", "rng_state_1.pth")
+    assert (manifest.world_size, manifest.healthy) == (2, True)
+    assert verify(checkpoint).ok
+
+
+def test_a_damaged_checkpoint_is_refused_by_both_ranks_with_the_same_words(train, tmp_path):
+    # given: the random numbers of the rank that does not look are no longer what was saved
+    train("first", out="parts", ends_after=SAVED_AT)
+    checkpoint = tmp_path / "parts" / f"checkpoint-{SAVED_AT}"
+    path = checkpoint / "rng_state_1.pth"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    # when
+    first, second = train("second", out="parts", resume=[True, True], call="refused")
+    # then
+    assert first == second
+    assert first.startswith(f"{checkpoint} is damaged: ")
+    assert "rng_state_1.pth" in first
+
+
+@pytest.mark.parametrize("other", ["none", "another"])
+def test_ranks_that_would_resume_from_different_checkpoints_are_refused_alike(train, tmp_path, other):
+    """A rank on a machine to which the newest checkpoint was not copied: without the others' word it would wait."""
+    # given
+    train("first", out="parts", ends_after=4, save_steps=1)
+    found = [str(tmp_path / "parts" / "checkpoint-4"), None]
+    if other == "another":
+        found[1] = str(tmp_path / "parts" / "checkpoint-3")
+    # when
+    first, second = train("second", out="parts", resume=found, call="refused")
+    # then
+    assert first == second
+    assert f"rank 0 from checkpoint-4, rank 1 from {'none' if other == 'none' else 'checkpoint-3'}" in first
+    assert "the checkpoint to every machine" in first

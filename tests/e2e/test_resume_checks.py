@@ -15,6 +15,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import trimtab
+from trimtab.checkpoint import Checkpointer
 
 NUM_ROWS, BATCH, SAVED_AT = 48, 4, 100  # 12 steps an epoch: the checkpoint is inside the ninth
 
@@ -71,7 +72,7 @@ def train(out, *, to, saved=None, leave=(), tell=None, **settings):
     if saved is not None:
         order, step = restore(saved, parts, leave=leave), saved["step"]
     if tell is not None:
-        tell(run, optimizer)
+        tell(run, {name: part for name, part in parts.items() if name != "run"})
     while step < to:
         for rows in torch.utils.data.DataLoader(range(NUM_ROWS), batch_size=BATCH, sampler=order):
             losses = (model(x[rows]).squeeze(1) - y[rows]) ** 2
@@ -169,14 +170,34 @@ def test_without_a_log_losses_and_rates_are_known_from_the_state(tmp_path, said,
 
 
 def test_another_rate_that_was_asked_for_is_no_finding(tmp_path, said):
-    def lower(run, optimizer):
-        for group in optimizer.param_groups:
+    def lower(run, parts):
+        for group in parts["optimizer"].param_groups:
             group["lr"] = group["lr"] / 2
         run.event("lr_rebase", old=2e-2, new=1e-2)
 
     saved = train(tmp_path, to=SAVED_AT + 4)
     train(tmp_path, to=SAVED_AT + 9, saved=saved, tell=lower)
     assert checked(tmp_path) == ([], ["loss", "rows"])
+
+
+@pytest.mark.parametrize("lr", [None, 5e-3], ids=["the rate of the checkpoint", "another rate"])
+def test_a_checkpointer_goes_on_with_the_run_and_says_so(tmp_path, said, lr):
+    # given
+    checkpoints = Checkpointer(tmp_path / "checkpoints")
+    saved = train(tmp_path / "first", to=SAVED_AT)
+    model, optimizer, scheduler = make()
+    run = trimtab.Run(tmp_path / "first", model=model, optimizer=optimizer)
+    for name, part in (("model", model), ("optimizer", optimizer), ("scheduler", scheduler), ("run", run)):
+        part.load_state_dict(saved[name])
+    checkpoints.save(SAVED_AT, model=model, optimizer=optimizer, scheduler=scheduler, run=run)
+    # when
+
+    def load(run, parts):
+        checkpoints.load(checkpoints.pick(), lr=lr, run=run, **parts)
+
+    train(tmp_path / "first", to=SAVED_AT + 9, saved=saved, leave=["model", "optimizer", "scheduler", "run"], tell=load)
+    # then
+    assert checked(tmp_path / "first") == ([], ["loss", *(["learning rate"] if lr is None else []), "rows"])
 
 
 def test_a_resume_that_was_done_over_rightly_is_told_of_no_more(tmp_path):

@@ -321,7 +321,7 @@ def refused(**arguments):
     """What `train` is refused with on this rank."""
     try:
         train(**arguments)
-    except trimtab.UsageError as error:
+    except trimtab.TrimtabError as error:
         return str(error)
     return ""
 

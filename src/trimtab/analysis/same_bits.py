@@ -125,8 +125,10 @@ def _read(named: NamedLog, *, letter: str, progress: Callable[[int], None] | Non
     blocks = log.row_blocks(progress=again)
     rows = digests(block.take(block.attempt == series.attempts_of(block.step)) for block in blocks)
     if reading.num_superseded:
-        steps = f"{reading.num_superseded} steps between {reading.first_superseded} and {reading.last_superseded}"
-        notices = [*notices, f"{steps} were trained again; the later attempt counts"]
+        num, first, last = reading.num_superseded, reading.first_superseded, reading.last_superseded
+        which = f"step {first} of an earlier attempt was" if num == 1 else f"{num} steps of earlier attempts were"
+        where = "" if num == 1 else f", between {first} and {last}"
+        notices = [*notices, f"{which} trained again{where}; the later attempt counts"]
     return _Side(
         name=letter,
         log=log,
@@ -154,7 +156,7 @@ def _compare(a: _Side, b: _Side) -> Differences:
     of_steps |= _step_columns(a, b, both=both, notices=notices)
     of_rows = _row_columns(a, b, both=both, notices=notices)
     columns = {name: found.step if found is not None else None for name, found in of_steps.items()} | of_rows
-    if len(columns) == 1 and both.size:
+    if both.size and not columns.keys() - {"step", "rank"}:
         raise LogError(f"{a.log.path} and {b.log.path} have nothing in common to compare: {'; '.join(notices)}.")
     # `min` keeps the first of equals, and the columns are in the order in which they are named.
     parted = min(((step, name) for name, step in columns.items() if step is not None), key=lambda e: e[0], default=None)

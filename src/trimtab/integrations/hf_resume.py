@@ -129,12 +129,11 @@ def _look(folder: Path, *, is_named: bool, reads: bool) -> _Look:
         manifest = read_manifest(folder)
     except CheckpointError as error:
         raise CheckpointError(_refusal(f"{error}", folder)) from error
-    if not is_named:
-        _refuse_other_run(folder, manifest)
+    told = () if is_named else _compare_with_newest(folder, manifest)
     _refuse_incomplete(folder, (name for name, files in manifest.parts.items() if not files))
     if reads:
         _refuse_damaged(folder, list(find_problems(folder, _as_there(folder, manifest))))
-    return _Look(manifest, warned=_check_health(folder, manifest, is_named=is_named))
+    return _Look(manifest, told=told, warned=_check_health(folder, manifest, is_named=is_named))
 
 
 def _without_manifest(folder: Path) -> _Look:
@@ -187,12 +186,25 @@ def _check_health(folder: Path, manifest: Manifest, *, is_named: bool) -> tuple[
     raise CheckpointError(_refusal(found, folder, or_this=True))
 
 
-def _refuse_other_run(folder: Path, manifest: Manifest) -> None:
-    """Refuses the highest number where it is another run's than the newest one's: transformers looks at no run."""
+def _compare_with_newest(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Holds the highest number, which transformers takes, against what was saved last.
+
+    Returns:
+        What to say where that is another one of the same run.
+
+    Raises:
+        CheckpointError: It is another run's.
+    """
     known = [info for info in list_checkpoints(folder.parent) if info.serial is not None and info.run_id is not None]
     newest = max(known, key=lambda info: info.serial or 0, default=None)
-    if newest is None or manifest.run_id is None or newest.run_id == manifest.run_id:
-        return
+    if newest is None or manifest.run_id is None or newest.path.name == folder.name:
+        return ()
+    if newest.run_id == manifest.run_id:
+        line = (
+            f"{plain(str(folder))} has the highest number, and {plain(newest.path.name)} was saved after it: the run was "
+            f"taken back. If that is the one that is meant, name it: {_call(newest.path)}."
+        )
+        return (line,)
     raise CheckpointError(
         f"{plain(str(folder))} has the highest number and is of run {manifest.run_id}; the newest run in its folder is "
         f"{newest.run_id}, whose newest checkpoint is {plain(newest.path.name)}. Nothing was loaded. Name the one that "

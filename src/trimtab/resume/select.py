@@ -21,7 +21,7 @@ from trimtab.resume.listing import GONE, info_of, is_gone, list_checkpoints, loo
 from trimtab.resume.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trimtab.resume.names import EXPECTED, Ignored, scan
 from trimtab.resume.parts import FRESH_START, listed
-from trimtab.resume.runs import choose_run
+from trimtab.resume.runs import choose_run, told
 from trimtab.resume.verify import STRUCTURE_ONLY, Progress, find_problems, has_manifest, inspect
 from trimtab.text import plain
 
@@ -80,7 +80,7 @@ def pick(
                     info,
                     refused=tuple(refused),
                     ignored=listing.ignored,
-                    notices=(*info.notices, *choice.notices, *_on_choice(info, choice.candidates)),
+                    notices=(*info.notices, *choice.notices, *_on_choice(info, choice.candidates, run_id=run_id)),
                 )
             refused.append(Refused(info.path, why))
         if not any(is_gone(entry.path) for entry in refused):
@@ -146,7 +146,7 @@ def _incomplete(missing: Sequence[str]) -> str:
     return f"lacks {plain(listed(missing))}, which a resume needs; {FRESH_START}"
 
 
-def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo]) -> list[str]:
+def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo], *, run_id: str | None) -> list[str]:
     """What a user should know of the others of this run."""
     notices = []
     name = plain(info.path.name)
@@ -155,6 +155,13 @@ def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo]) -> li
         notices.append(
             f"step {info.step} is there {len(doubles) + 1} times; {name} is taken and not {listed(doubles)}: the one "
             "saved last, of copies the one without further zeros"
+        )
+    silent = [other for other in candidates if other.serial is None and other.step < info.step]
+    if silent and info.serial is not None and run_id is None:
+        others = "" if len(silent) == 1 else f", and {len(silent) - 1} older ones likewise"
+        notices.append(
+            f"{plain(silent[0].path.name)} says nothing of its run ({silent[0].problem}){others}: should that have "
+            f"begun after {told(info.run_id)}, the newest run is not the one picked"
         )
     later = max(candidates, key=lambda other: other.serial or 0)
     if (later.serial or 0) > (info.serial or 0) and later.step < info.step:

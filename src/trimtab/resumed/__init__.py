@@ -20,7 +20,7 @@ from typing import Any
 
 from trimtab.notices import warn
 from trimtab.recorder import reason_of
-from trimtab.resume.continuity import NUM_REMEMBERED, SeenStep
+from trimtab.resume.continuity import NUM_REMEMBERED
 from trimtab.resumed.around import Expected, read_log
 from trimtab.resumed.before import Before, number_of, remembered
 from trimtab.resumed.first_steps import FirstSteps
@@ -44,7 +44,7 @@ class Continuity:
         self.next_lr: Callable[[], Any] | None = None
         self._rank = rank
         self._clock = clock
-        self._before: tuple[SeenStep, ...] = ()
+        self._resumed_from = Before()
         self._steps: deque[StepRow] = deque(maxlen=NUM_REMEMBERED)
         self._first_steps: FirstSteps | None = None
 
@@ -56,8 +56,10 @@ class Continuity:
 
     def before(self, *, attempt: int | None, num_ranks: int) -> Before:
         """What a state tells of the steps up to now; waits for numbers that are on their way from a device."""
+        if attempt is None and not self._steps:  # saved again as it was loaded
+            attempt = self._resumed_from.attempt
         return Before(
-            steps=(*self._before, *remembered(self._steps))[-NUM_REMEMBERED:],
+            steps=(*self._resumed_from.steps, *remembered(self._steps))[-NUM_REMEMBERED:],
             attempt=attempt,
             num_ranks=num_ranks,
             next_lr=number_of(self.next_lr()) if self.next_lr is not None else None,
@@ -71,7 +73,7 @@ class Continuity:
             step: The step that comes next.
             watches: False: nothing is compared.
         """
-        self._before = before.steps
+        self._resumed_from = before
         self._steps.clear()
         self._first_steps = None
         if watches:

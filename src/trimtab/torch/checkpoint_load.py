@@ -30,7 +30,7 @@ from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
 from trimtab.torch.checkpoint_source import Source
 from trimtab.torch.health import Nonfinite
 from trimtab.torch.loaded_state import Loaded
-from trimtab.torch.lr import base_lr, kept_lr, rebase_lr
+from trimtab.torch.lr import Rebase, base_lr, kept_lr, rebase_lr
 
 _LOG: Final = "checkpoint"
 
@@ -119,7 +119,7 @@ def go_on(source: Source, goals: Goals, *, ranks: RanksTogether) -> tuple[Resume
         remarks=tuple(plan.remarks),
     )
     if ranks.is_first:
-        _tell(resumed, goals)
+        _tell(resumed, goals, rebase=plan.rebase)
     return resumed, plan.baseline
 
 
@@ -162,7 +162,7 @@ def _put_training(plan: Plan, goals: Goals, *, where: str) -> None:
         if goals.scaler is not None and plan.values["scaler"]:
             goals.scaler.load_state_dict(plan.values["scaler"])
         if goals.lr is not None:
-            rebase_lr(optimizer, goals.scheduler, goals.lr)
+            plan.rebase = rebase_lr(optimizer, goals.scheduler, goals.lr)
         plan.loaded.put_weights()
     if plan.rng is not None:
         plan.rng.restore()
@@ -222,8 +222,8 @@ def _unlike_saved(plan: Plan, goals: Goals) -> Iterator[str]:
         yield f"{rounded} moments were saved in another dtype than the optimizer keeps them in: they are not bit-equal"
 
 
-def _tell(resumed: Resumed, goals: Goals) -> None:
-    """One line, one more for each remark, and an event in the log of the run."""
+def _tell(resumed: Resumed, goals: Goals, *, rebase: Rebase | None) -> None:
+    """One line, one more for each remark, and an event in the log of the run; another for a rate that was asked for."""
     loss = f", loss {resumed.loss:.6g}" if resumed.loss is not None else ""
     say(_LOG, f"resumed from {plain(str(resumed.path))}: step {resumed.step}{loss}", level=logging.INFO)
     for remark in resumed.remarks:
@@ -231,6 +231,8 @@ def _tell(resumed: Resumed, goals: Goals) -> None:
     record = getattr(goals.run, "event", None)
     if callable(record):
         record("resumed", checkpoint=str(resumed.path), saved_step=resumed.step, remarks=list(resumed.remarks))
+        if rebase is not None:
+            record("lr_rebase", old=rebase.old, new=rebase.new)
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from trimtab.torch.checkpoint_save import check_model, check_optimizer, check_st
 from trimtab.torch.checkpoint_source import Source, baseline_in, read_torch_file
 from trimtab.torch.health import Nonfinite
 from trimtab.torch.loaded_state import Loaded, part_of_whole, read
+from trimtab.torch.lr import Rebase
 from trimtab.torch.module_names import bare_name
 from trimtab.torch.naming import weights_of
 from trimtab.torch.optimizer_names import PARAMS, NamedState, numbered
@@ -72,6 +73,7 @@ class Plan:
         data_of_ranks: That of each rank that saved.
         baseline: What was not finite when the run began.
         remarks: What is to be said.
+        rebase: The learning rate that was asked for, once it is set; None: none was.
     """
 
     run: Mapping[str, Any]
@@ -81,6 +83,7 @@ class Plan:
     data_of_ranks: tuple[Any, ...]
     baseline: dict[str, Nonfinite]
     remarks: list[str] = field(default_factory=list)
+    rebase: Rebase | None = None
 
     @property
     def values(self) -> Mapping[str, Any]:

@@ -236,7 +236,9 @@ class Kit:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: step and guard history. Put it into every checkpoint.
+        """All that decides, as plain values: step, guard history, last losses. Put it into every checkpoint.
+
+        Waits for the device.
 
         Raises:
             UsageError: If a window is open: half of one is in no state.

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 from trimtab.errors import UsageError
 from trimtab.notices import say
 from trimtab.torch.lr_schedules import Scale, check_known, edits_of, leaves, moved, unwrapped
+from trimtab.torch.ranks import Ranks
 
 _LOG: Final = "resume"
 
@@ -55,7 +56,8 @@ def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> Re
     groups keep their ratios. A constant floor (`eta_min`, `swa_lr`, a plateau's `min_lr`) stays where it is.
 
     Call it after both states were loaded. A tensor that is a group's rate is filled in place, which waits for its
-    device. Logs one line, `LR re-base: 5e-04 -> 3e-04 on resume (schedule phase preserved)`, where the rate changes.
+    device. Logs one line, `LR re-base: 5e-04 -> 3e-04 on resume (schedule phase preserved)`, where the rate changes; of
+    several ranks the first does.
 
     Args:
         optimizer: The optimizer, or Accelerate's wrapper of it.
@@ -85,7 +87,7 @@ def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> Re
     for place, name, value in _edits(optimizer, inner, scale=scale):
         _set(place, name, value)
     change = Rebase(old=scale.old, new=new)
-    if change.old != change.new:
+    if change.old != change.new and Ranks.of().rank == 0:
         say(_LOG, str(change), level=logging.INFO)
     return change
 

@@ -47,7 +47,8 @@ def held_rates(factor: Callable[..., Any]) -> dict[str, float]:
     if isinstance(factor, partial):
         held = factor.keywords
     elif isinstance(factor, FunctionType) and factor.__closure__:
-        held = dict(zip(factor.__code__.co_freevars, (cell.cell_contents for cell in factor.__closure__), strict=True))
+        cells = zip(factor.__code__.co_freevars, factor.__closure__, strict=True)
+        held = {name: cell.cell_contents for name, cell in cells if name in (*_HELD, "lr_end")}
     if held.get("lr_end") == 0:
         return {}
     return {name: float(held[name]) for name in _HELD if isinstance(held.get(name), int | float) and held[name]}

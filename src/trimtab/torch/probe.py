@@ -10,16 +10,20 @@ Shapes: B sequences, T tokens, V words of the vocabulary.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 
 import torch
 from torch import nn
 
 from trimtab.errors import UsageError
 from trimtab.values import json_number
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 Shape = Literal["peaked", "uniform", "one-hot", "nonfinite"]
 
@@ -205,10 +209,18 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+            # A forward without a backward leaves the root of a `fully_shard` model gathered.
+            if _is_sharded(module):
+                module.reshard()
         with torch.no_grad():
             for buffer, value in buffers:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+def _is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to load, and who sharded a module has loaded it
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _spelled(value: Any) -> str:

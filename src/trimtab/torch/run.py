@@ -304,9 +304,9 @@ class Run:
         self._core.event(kind, facts)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: run id, step, guard history. Put it into every checkpoint.
+        """All that decides, as plain values: run id, step, guard history, last losses. Put it into every checkpoint.
 
-        Waits for the device where that decides, and may raise `GuardLockupError` then.
+        Waits for the device, and where that decides may raise `GuardLockupError` then.
         """
         self._gate.drain()
         return {**self._core.state_dict(), "divisor": self._mean.divisor}

@@ -94,6 +94,21 @@ def test_a_single_jump_of_the_norm_that_came_back_sends_nobody_back_thousands_of
     assert trouble.step == 7_000
 
 
+def test_two_jumps_of_the_norm_that_came_back_are_no_series(run):
+    assert trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), norm={6_200: 40.0, 6_600: 40.0})).step == 7_000
+
+
+def test_a_norm_that_came_back_just_before_the_loss_left_its_line_leads_to_it(run):
+    # within the window that all rules look back on
+    assert trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), norm={6_940: 40.0})).step == 6_940
+
+
+def test_a_norm_that_was_up_until_the_loss_left_its_line_leads_to_it_though_it_came_back_later(run):
+    trouble = trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), norm=steps(4_700, 7_000, 6.0)))
+    assert trouble.step == 4_700
+    assert "had not come back when step 7000 came" in trouble.evidence[1]
+
+
 def test_a_norm_that_left_its_line_for_good_is_trouble_before_the_loss_shows_it(run):
     assert trouble_of(run(6_000, norm=steps(4_700, 6_000, 6.0))).step == 4_700
 

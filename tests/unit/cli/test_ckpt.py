@@ -150,26 +150,32 @@ def test_pick_healthy_passes_over_a_model_that_was_not(trimtab, checkpoint):
 
 @pytest.fixture
 def record_trouble(here):
-    """Records and registers a run whose gradient norm leaves its line at step 147 and its loss at step 170."""
+    """Records a run whose gradient norm leaves its line at step 147 and its loss at step 170.
 
-    def make(run_id="r", *, out="runs/a", is_well=False):
+    `is_well`: whether they stay; `is_listed`: whether the list of runs knows it.
+    """
+
+    def make(run_id="r", *, out="runs/a", is_well=False, is_listed=True):
         folder = create_run(here / out, RunHeader(run_id=run_id, backend="torch", created=1.0, out=str(here / out)))
         recorder = Recorder(folder)
         for step in range(1, 221):
             loss = 9.0 if step >= 170 and not is_well else 2.0 + 0.01 * (step % 7)
             recorder.put(StepRow(step, loss, 30.0 if step >= 147 and not is_well else 1.0, 1e-3))
         recorder.close(timeout_s=30)
-        register(folder.header, folder.path)
+        if is_listed:
+            register(folder.header, folder.path)
         return folder.path
 
     return make
 
 
-@pytest.mark.parametrize("out", ["runs/a", "runs", "elsewhere"])
-def test_pick_healthy_goes_back_before_the_first_sign_in_the_runs_log(trimtab, checkpoint, record_trouble, out):
+@pytest.mark.parametrize(("out", "is_listed"), [("runs/a", False), ("runs", False), ("elsewhere", True)])
+def test_pick_healthy_goes_back_before_the_first_sign_in_the_runs_log(
+    trimtab, checkpoint, record_trouble, out, is_listed
+):
     # the case of a spike of the loss after a gradient that had long been out of line; the log lies in the folder of the
     # checkpoints, beside it, or where the list of runs knows
-    record_trouble(out=out)
+    record_trouble(out=out, is_listed=is_listed)
     for step in (100, 140, 150, 160, 200):
         checkpoint(step)
     result = trimtab("ckpt", "pick", "--healthy", "--json", "-", "runs/a")

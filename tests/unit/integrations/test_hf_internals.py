@@ -151,3 +151,47 @@ def test_the_trainer_calls_what_stands_on_the_instance(bench):
     trainer.train()
     # then
     assert calls == ["get_train_dataloader", "training_step", "compute_loss"], changed("Trainer calls other methods")
+
+
+def test_a_training_begins_after_its_checkpoint_was_loaded_over_the_schedule_that_was_built(bench):
+    # given a checkpoint after step 2, at 1e-3
+    args = dict(save_strategy="steps", save_steps=2, output_dir=str(bench.folder / "out"))
+    bench.trainer(dict(args=args | dict(max_steps=2))).train()
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **_):
+            seen.append((optimizer.param_groups[0]["initial_lr"], lr_scheduler.last_epoch))
+
+    # when
+    trainer = bench.trainer(dict(args=args | dict(learning_rate=3e-4)), callbacks=[Looks()])
+    create = trainer.create_scheduler
+
+    def created(*args, **kwargs):
+        scheduler = create(*args, **kwargs)
+        seen.append((trainer.optimizer.param_groups[0]["initial_lr"], trainer.lr_scheduler.last_epoch))
+        return scheduler
+
+    trainer.create_scheduler = created
+    trainer.train(resume_from_checkpoint=True)
+    # then
+    assert seen == [(3e-4, 0), (1e-3, 2)], changed("Trainer loads a checkpoint at another moment")
+
+
+@pytest.mark.parametrize("missing", ["optimizer.pt", "scheduler.pt"])
+def test_a_checkpoint_without_an_optimizer_or_a_schedule_is_gone_on_from_with_new_ones(bench, missing):
+    """If this is red, transformers has begun to say so itself, and Trimtab's refusal may go."""
+    # given
+    args = dict(save_strategy="steps", save_steps=2, output_dir=str(bench.folder / "out"))
+    bench.trainer(dict(args=args | dict(max_steps=2))).train()
+    (bench.folder / "out" / "checkpoint-2" / missing).unlink()
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, args, state, control, optimizer, lr_scheduler, **_):
+            seen.append((state.global_step, lr_scheduler.last_epoch, len(optimizer.state)))
+
+    # when
+    bench.trainer(dict(args=args), callbacks=[Looks()]).train(resume_from_checkpoint=True)
+    # then
+    assert seen == [(2, 0, 0)], changed("Trainer resumes without an optimizer in another way")

@@ -215,6 +215,17 @@ def test_the_highest_number_of_an_older_run_is_not_taken_for_the_newest(bench, o
     assert resume(out, str(out / NEWEST)).state.global_step == 12
 
 
+def test_a_run_that_was_taken_back_is_told_that_a_lower_number_was_saved_later(out, resume, said):
+    # given a run that went on from its checkpoint-2, and has come to checkpoint-3 again
+    resume(out, str(out / "checkpoint-2"), save_steps=3, max_steps=3)
+    # when
+    assert resume(out).state.global_step == 12
+    # then
+    [line] = [line for line in said() if "taken back" in line]
+    assert line.startswith(f"{out / NEWEST} has the highest number, and checkpoint-3 was saved after it")
+    assert line.endswith(f"name it: {call(out / 'checkpoint-3')}.")
+
+
 # -------------------------------------------------------------------------------------------------------- learning rate
 
 

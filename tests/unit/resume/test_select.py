@@ -331,6 +331,17 @@ def test_a_manifest_that_cannot_be_read_is_refused_and_named(save: Save, tmp_pat
     assert refusals(info) == {"step_200": f"cannot be used: {file}: found no JSON, expected a whole manifest"}
 
 
+def test_an_older_one_that_says_nothing_of_its_run_is_told(save: Save, tmp_path: Path) -> None:
+    # It may be all that there is of a later run, whose numbers are small.
+    save(1000, run_id="run-a", serial=40)
+    (save(10, run_id="run-b", serial=41) / "trimtab_manifest.json").unlink()
+
+    (notice,) = pick(tmp_path).notices
+
+    assert notice.startswith("step_10 says nothing of its run (no trimtab_manifest.json, ")
+    assert pick(tmp_path, run_id="run-a").notices == ()
+
+
 def test_checkpoints_without_a_manifest_are_left_out_where_a_run_is_known(save: Save, tmp_path: Path) -> None:
     save(10, name="checkpoint-10", saver="transformers")
     (tmp_path / "checkpoint-300").mkdir()
@@ -415,8 +426,9 @@ def test_a_disk_that_fails_is_a_reason(save: Save, tmp_path: Path, monkeypatch: 
 
 
 def test_a_thousand_checkpoints_cost_little_beyond_the_one_that_is_picked(save: Save, tmp_path: Path) -> None:
+    parts = {name: ["model.pt"] for name in ("model", "optimizer", "step", "rng")}
     for step in range(1000):
-        save(step, files={"model.pt": b"m"}, parts=dict.fromkeys(("model", "optimizer", "step", "rng"), ["model.pt"]))
+        save(step, files={"model.pt": b"m"}, parts=parts)
 
     # CPU seconds, the best of three: what else the machine does meanwhile is no cost of ours.
     costs = []

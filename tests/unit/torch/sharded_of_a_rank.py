@@ -139,9 +139,10 @@ def save_while_it_trains(folder: str) -> dict[str, Any]:
     before = fingerprint(model, optimizer)
     own_group = dist.new_group(backend="gloo")
     captured = sharded_state.capture(model, optimizer, copy=True)
+    train(model, optimizer, first=2, behind=4)
     with ThreadPoolExecutor(1) as threads:
         written = threads.submit(sharded_state.write_pieces, captured, Path(folder) / "sharded", group=own_group)
-        train(model, optimizer, first=2, behind=12)
+        train(model, optimizer, first=4, behind=12)
         written.result()
     return {"before": before, "later": fingerprint(model, optimizer)}
 

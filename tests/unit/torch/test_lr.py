@@ -191,7 +191,7 @@ def test_a_cycle_of_the_momentum_is_left_alone(name):
     assert_alike(found, wanted)
 
 
-@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"averaging", "averaging, linear", "averaging at once"}))
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_rate_that_is_a_tensor_stays_that_very_tensor(name):
     # given
     def make(lr):

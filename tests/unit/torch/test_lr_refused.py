@@ -167,6 +167,18 @@ def test_a_plateau_is_reduced_as_often_at_the_new_rate(num_epochs, lr):
         stall(other, 1)
 
 
+@pytest.mark.parametrize("num_epochs", [2, 4, 6, 30])
+def test_a_plateau_leaves_reductions_out_that_are_too_small_at_the_new_rate(num_epochs):
+    # given: 5e-4 is halved twice, 3e-4 once
+    (found, schedule), (wanted, other) = plateau(OLD, eps=1e-4), plateau(NEW, eps=1e-4)
+    stall(schedule, num_epochs)
+    stall(other, num_epochs)
+    # when
+    rebase_lr(found, schedule, NEW)
+    # then
+    assert found.param_groups[0]["lr"] == pytest.approx(wanted.param_groups[0]["lr"], rel=1e-12)
+
+
 def test_a_plateau_above_its_floor_may_end_at_it_at_the_new_rate():
     # given: 5e-4 halved twice is above 1e-4, 3e-4 halved twice is not
     (found, schedule), (wanted, other) = plateau(OLD, min_lr=1e-4), plateau(NEW, min_lr=1e-4)

@@ -113,22 +113,28 @@ def test_the_index_of_torch_is_a_pickle_and_is_never_opened(alone: ModuleType, f
     assert not (tmp_path / "it-ran").exists()
 
 
-def test_an_inflated_piece_is_refused_before_it_is_inflated(folder: Path, refused: Callable[[], str]) -> None:
-    torch.save(torch.zeros(1 << 20), folder / "flat.pt")
+def test_an_inflated_piece_is_refused_before_it_is_inflated(
+    folder: Path, refused: Callable[[], str], tmp_path: Path
+) -> None:
+    torch.save(torch.zeros(5, 5, dtype=torch.float64), tmp_path / "flat.pt")
     with (
-        zipfile.ZipFile(folder / "flat.pt") as flat,
-        zipfile.ZipFile(folder / "__0_0.distcp", "w", zipfile.ZIP_DEFLATED) as bomb,
+        zipfile.ZipFile(tmp_path / "flat.pt") as flat,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
     ):
         for name in flat.namelist():
             bomb.writestr(name, flat.read(name))
-    size = (folder / "__0_0.distcp").stat().st_size
+    path, bomb_bytes = folder / "__0_0.distcp", (tmp_path / "bomb.pt").read_bytes()
+    start = path.stat().st_size
+    path.write_bytes(path.read_bytes() + bomb_bytes)
 
     def points_at_it(index: dict[str, Any]) -> None:
-        offsets, sizes, file, _, _ = index["model"]["frozen"]["pieces"][0]
-        index["model"]["frozen"]["pieces"][0] = (offsets, sizes, file, 0, size)
+        piece = ((0, 0), (5, 5), path.name, start, len(bomb_bytes))
+        index["model"]["frozen"]["pieces"] = [piece]
 
     changed_index(folder, points_at_it)
-    assert "__0_0.distcp" in refused()
+    said = refused()
+    assert "__0_0.distcp" in said
+    assert "compress" in said
 
 
 @pytest.mark.parametrize(

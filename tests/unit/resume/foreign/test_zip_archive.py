@@ -121,12 +121,18 @@ def test_two_entries_of_one_name_are_refused():
 
 
 def test_entries_that_share_bytes_are_refused():
-    # given: two entries, the second of which the directory places onto the first, under its name
-    data = bytearray(zipped(("aa", b"x" * 100), ("ab", b"y" * 100)))
-    second = data.rindex(b"PK\x01\x02")
-    data[second + 42 : second + 46] = struct.pack("<I", 5)
-    with pytest.raises(BadArchive, match=r"overlap|damaged"):
-        entries_of(bytes(data))
+    # given: an archive whose one entry holds, as its data, another entry with header and all; the directory names both
+    inner = zipped(("b", b"y" * 100))
+    inner_entry, inner_directory = inner[: inner.index(b"PK\x01\x02")], inner[inner.index(b"PK\x01\x02") : -22]
+    outer = zipped(("a", inner_entry))
+    place = outer.rindex(b"PK\x01\x02")
+    second = bytearray(inner_directory)
+    second[42:46] = struct.pack("<I", outer.index(inner_entry))
+    directory = outer[place:-22] + bytes(second)
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 2, 2, len(directory), place, 0)
+    # then
+    with pytest.raises(BadArchive, match="entries that overlap, at b"):
+        entries_of(outer[:place] + directory + end)
 
 
 def test_a_directory_of_more_entries_than_torch_writes_is_not_read(saved):
