@@ -11,8 +11,8 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -78,24 +78,25 @@ def resident(which: str) -> int:
 
 
 def find(how: str, folder: Path) -> dict[str, float]:
-    """Wall seconds of `pick`, or of verifying what it picks."""
+    """CPU and wall seconds of `pick`, or of verifying what it picks."""
     from trimtab.resume.select import pick
     from trimtab.resume.verify import verify
 
     newest = max(folder.iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
-    begin = time.perf_counter()
+    cpu, wall = time.process_time(), time.perf_counter()
     if how == "pick":
         assert pick(folder).path == newest
     else:
         assert verify(newest).ok
-    return {"wall_s": time.perf_counter() - begin}
+    return {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
 
 
 def ask(folder: Path) -> dict[str, float]:
-    """Wall seconds of the command."""
-    begin = time.perf_counter()
+    """CPU and wall seconds of the command."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([TRIMTAB, "ckpt", "pick", folder], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return {"wall_s": time.perf_counter() - begin}
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - begin
+    return {"cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, "wall_s": wall}
 
 
 def many(folder: Path, num_folders: int) -> None:
@@ -124,14 +125,13 @@ def in_a_process(*arguments: object) -> dict[str, float]:
 
 
 def in_turns(repeats: int, measures: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Medians of each, and the spread of the first figure."""
+    """The lowest of each figure, as what other work on the machine adds is no cost of ours; and the highest first one."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in measures}
     for _ in range(repeats):
         for name, measure in measures.items():
             taken[name].append(measure())
     return {
-        name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        | {"lowest": min(map(first, rounds)), "highest": max(map(first, rounds))}
+        name: {key: min(one[key] for one in rounds) for key in rounds[0]} | {"highest": max(map(first, rounds))}
         for name, rounds in taken.items()
     }
 
@@ -171,11 +171,10 @@ def report(saves: dict[str, dict[str, float]], search: dict[str, dict[str, float
     gigabytes = saves["with checksums"]["size_bytes"] / GB
     for how, figure in saves.items():
         per_gb = figure["cpu_s"] / gigabytes
-        spread = f"({figure['lowest']:.2f} to {figure['highest']:.2f})"
-        print(f"save, {how:18} CPU {figure['cpu_s']:6.2f} s {spread}, {per_gb:.2f} s a GB   "
+        print(f"save, {how:18} CPU {figure['cpu_s']:6.2f} s (to {figure['highest']:.2f}), {per_gb:.2f} s a GB   "
               f"wall {figure['wall_s']:6.2f} s   peak {figure['peak_bytes'] / 1e6:8.1f} MB")  # fmt: skip
     for how, figure in search.items():
-        print(f"{how:24} {figure['wall_s']:.4f} s ({figure['lowest']:.4f} to {figure['highest']:.4f})")
+        print(f"{how:24} CPU {figure['cpu_s']:.4f} s (to {figure['highest']:.4f})   wall {figure['wall_s']:.4f} s")
     bare, full = saves["without checksums"], saves["with checksums"]
     against = {
         "checksums_s_a_gb": (full["cpu_s"] - bare["cpu_s"]) / gigabytes,
@@ -214,7 +213,7 @@ def main() -> None:
         saves = measure_saves(Path(scratch), megabytes=arguments.megabytes, repeats=arguments.repeats)
         search = measure_search(Path(scratch), num_folders=arguments.folders, repeats=arguments.repeats)
     print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, load "
-          f"{os.getloadavg()[0]:.1f}; medians of {arguments.repeats} (lowest to highest)")  # fmt: skip
+          f"{os.getloadavg()[0]:.1f}; lowest of {arguments.repeats} (to the highest)")  # fmt: skip
     figures = report(saves, search, arguments.folders)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n")

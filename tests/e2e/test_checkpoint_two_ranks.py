@@ -17,7 +17,7 @@ def pair(rank_pair):
 
 
 @pytest.mark.parametrize(
-    ("rank", "every"), [(1, 9), *(pytest.param(rank, 1, marks=pytest.mark.long) for rank in (0, 1))]
+    ("rank", "every"), [(1, 9), *(pytest.param(rank, 4, marks=pytest.mark.long) for rank in (0, 1))]
 )
 def test_a_disk_that_fails_on_one_rank_fails_the_save_on_both(pair, tmp_path, rank, every):
     first, second = pair.call("fail_everywhere", folder=str(tmp_path), rank=rank, what=errno.ENOSPC, every=every)
@@ -25,11 +25,12 @@ def test_a_disk_that_fails_on_one_rank_fails_the_save_on_both(pair, tmp_path, ra
     assert len(first) > 3
     for mine, theirs in zip(first, second, strict=True):
         for told in (mine, theirs):
-            assert told["step"] == (2 if told["saved"] else 1), told
+            # Where only the last sync fails, the new one stands although nobody promises that it outlives a power cut.
+            assert told["step"] == 2 or (told["step"] == 1 and not told["saved"]), told
             assert told["exact"], told
             assert told["saved_next"], told
             assert told["saved"] or told["left"] == [], told
-        assert mine["saved"] == theirs["saved"]
+        assert (mine["saved"], mine["step"]) == (theirs["saved"], theirs["step"])
     # What cannot be deleted on rank 0 in the end fails no save.
     assert sum(not told["saved"] for told in first) > len(first) * 0.5
 

@@ -201,8 +201,8 @@ def _compare_with_newest(folder: Path, manifest: Manifest) -> tuple[str, ...]:
         return ()
     if newest.run_id == manifest.run_id:
         line = (
-            f"{plain(str(folder))} has the highest number, and {plain(newest.path.name)} was saved after it: the run was "
-            f"taken back. If that is the one that is meant, name it: {_call(newest.path)}."
+            f"{plain(str(folder))} has the highest number, and {plain(newest.path.name)} was saved after it: the run "
+            f"was taken back. If that is the one that is meant, name it: {_call(newest.path)}."
         )
         return (line,)
     raise CheckpointError(

@@ -70,10 +70,10 @@ class Source:
     def run(self) -> Mapping[str, Any]:
         """What is alike on all ranks."""
         run = self._read("step", RUN_FILE)
-        expected = self.manifest.step if self.manifest is not None else None
-        if run.get("step") != expected:
+        found, expected = run.get("step"), self.manifest.step if self.manifest is not None else None
+        if found != expected:
             raise CheckpointError(
-                f"{self.where}: {RUN_FILE} is of step {plain(repr(run.get('step')))}, and its manifest says {expected}; "
+                f"{self.where}: {RUN_FILE} is of step {plain(repr(found))}, and its manifest says {expected}; "
                 "pick another one."
             )
         return run

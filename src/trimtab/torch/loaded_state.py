@@ -192,12 +192,26 @@ def _in_parts(found: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, whe
                 state[number][key] = value
                 continue
 
+            _refuse_unfounded(
+                value, like=parameter_of[number], where=f"{where}: {plain(str(key))} of parameter {number}"
+            )
+
             def fill(into: torch.Tensor, *, value: torch.Tensor = value) -> None:
                 part = placed(into)
                 part.local.copy_(part.part_of(value))
 
             state[number][key] = _laid_out(value.shape, value.dtype, like=parameter_of[number], fill=fill)
     return {**found, "state": state}
+
+
+def _refuse_unfounded(value: torch.Tensor, *, like: torch.Tensor, where: str) -> None:
+    """Refuses what would take more memory than its parameter and than its own bytes in the file: 4 that say 4 TB."""
+    size_bytes = value.untyped_storage().nbytes() if value.layout is torch.strided else value.numel()
+    if value.numel() > like.numel() and value.numel() * value.element_size() > size_bytes:
+        raise CheckpointError(
+            f"{where} says that it has the shape {tuple(value.shape)}, in {size_bytes:,} bytes of the file, expected "
+            "one that these can hold: it was made to take the memory of whoever loads it"
+        )
 
 
 def _laid_out(

@@ -41,11 +41,12 @@ def put(recorder, *, steps, rank=0, change=None):
 
 @pytest.fixture
 def record(tmp_path):
-    """Records a run in one attempt or several: each the steps that it goes over."""
+    """Records a run in one attempt or several: each the steps that it goes over, on the same ranks or on its own."""
 
     def make(name, *, attempts=(range(1, NUM_STEPS + 1),), ranks=(0,), change=None, sealed=False):
         folder = None
-        for steps in attempts:
+        own_ranks = ranks if isinstance(ranks[0], tuple) else [ranks] * len(attempts)
+        for steps, ranks in zip(attempts, own_ranks, strict=True):
             if folder is None:
                 header = RunHeader(run_id=name, backend="test", created=1.0, world_size=len(ranks))
                 folder = create_run(tmp_path / name, header)
@@ -129,6 +130,10 @@ def test_a_difference_of_one_bit_is_named_with_its_step_and_column(record, colum
     assert others <= ({"stepped"} if column == "reason" else set())
     assert found["columns"][column] == 7
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+    # and seen from the other side
+    mirrored = compare_bits(b, a).to_dict()
+    row = mirrored["first"]["row"] if column == "rows.row" else found["first"]["row"]
+    assert mirrored["first"] == {**found["first"], "a": found["first"]["b"], "b": found["first"]["a"], "row": row}
 
 
 def test_two_runs_of_the_same_are_the_same_in_every_column(record):
@@ -187,7 +192,8 @@ def test_nan_equals_nan_and_zero_is_not_minus_zero(record):
     assert compare_bits(zero, minus_zero).first.column == "loss"
     zero = record("g", change=at(7, kind=MicroBatch, micro=0, loss_sums=lambda i: [0.0, 1.0, 2.0]))
     minus_zero = record("h", change=at(7, kind=MicroBatch, micro=0, loss_sums=lambda i: [-0.0, 1.0, 2.0]))
-    assert compare_bits(zero, minus_zero).first.column == "rows.loss_sum"
+    first = compare_bits(zero, minus_zero).first
+    assert (first.column, repr(first.a), repr(first.b)) == ("rows.loss_sum", "0.0", "-0.0")
 
 
 def test_times_and_attempts_are_no_part_of_a_run(record):
@@ -244,6 +250,14 @@ def test_another_number_of_ranks_is_said_and_a_difference(record):
     assert found.columns["loss"] is None
 
 
+def test_what_a_rank_trained_before_a_resume_on_fewer_counts_no_more(record):
+    # given: killed at step 8 on two ranks, and gone on from step 5 on one; and the same without the steps in between
+    killed = record("a", attempts=(range(1, 9), range(6, NUM_STEPS + 1)), ranks=((0, 1), (0,)))
+    stopped = record("b", attempts=(range(1, 6), range(6, NUM_STEPS + 1)), ranks=((0, 1), (0,)))
+    # then
+    assert compare_bits(killed, stopped).same
+
+
 def test_rows_of_a_rank_that_are_missing_are_a_difference(record):
     def lost(item, rank):
         return None if isinstance(item, MicroBatch) and item.step == 7 and rank == 1 else item
@@ -260,6 +274,19 @@ def test_a_micro_batch_that_is_missing_is_a_difference(record):
     found = compare_bits(record("a"), record("b", change=lost))
     assert (found.first.column, found.first.micro, found.first.a, found.first.b) == ("rows.micro", 1, 1, None)
     assert found.columns["rows.rank"] is None
+
+
+def test_the_micro_batch_that_is_missing_is_named_and_not_one_that_lacks_a_row(record):
+    def lost(item, rank):
+        if not isinstance(item, MicroBatch) or item.step != 7:
+            return item
+        return item._replace(rows=item.rows[:2], loss_sums=item.loss_sums[:2], num_tokens=[50, 60])
+
+    def lost_too(item, rank):
+        return None if isinstance(item, MicroBatch) and item.step == 7 and item.micro == 1 else lost(item, rank)
+
+    first = compare_bits(record("a"), record("b", change=lost_too)).first
+    assert (first.column, first.micro, first.a, first.b) == ("rows.micro", 1, 1, None)
 
 
 def test_a_row_that_is_missing_is_a_difference(record):

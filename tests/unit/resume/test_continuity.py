@@ -52,6 +52,10 @@ def test_one_spike_among_the_first_steps_is_no_resume_that_failed() -> None:
     assert judge_losses(noisy(0.9, 0.05, 32), steps([*noisy(0.9, 0.05, 7), 9.0])) == []
 
 
+def test_a_model_that_was_right_at_first_was_restored_whatever_became_of_it() -> None:
+    assert judge_losses(noisy(0.9, 0.05, 32), steps([0.9, *noisy(2.8, 0.05, 7)])) == []
+
+
 def test_rows_that_were_seen_already_are_told_by_a_drop() -> None:
     found = judge_losses(noisy(0.20, 0.015, 32), steps(noisy(0.16, 0.015, 8)))
     assert kinds(found) == [("loss_dropped", "warning")]

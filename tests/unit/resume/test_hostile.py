@@ -224,7 +224,7 @@ def test_a_tensor_that_says_it_is_huge_asks_for_no_memory(folder):
 
     # when
     checkpoints, training = Checkpointer(folder), Training()
-    with little_memory(1_000_000_000), pytest.raises(CheckpointError, match=r"optimizer"):
+    with little_memory(1_000_000_000), pytest.raises(CheckpointError, match=r"step_200.* exp_avg"):
         checkpoints.load(checkpoints.pick(), **training.parts)
 
 

@@ -1,5 +1,7 @@
 """Whether learning rates go on over a resume: the schedules of torch cut anywhere, and shifted by a step."""
 
+import math
+
 import pytest
 import torch
 
@@ -81,6 +83,11 @@ def test_a_schedule_that_is_off_by_one_is_named(kind: str, knows: str, by: int) 
             assert (found.kind, found.severity) == ("lr_off_by_one", "warning")
             assert ("that of the step before" if by < 0 else "that of the step after") in found.text
         assert (found.step, found.found) == (cut + 1, lrs[cut + by])
+
+
+def test_at_the_top_of_a_long_cosine_nothing_tells_one_step_from_the_next() -> None:
+    lrs = [1e-3 * (1 + math.cos(math.pi * step / 1e6)) / 2 for step in range(60)]
+    assert judge_lrs(rates(lrs[8:40], first=9), rates(lrs[40:48], first=41), next_lr=lrs[40]) == []
 
 
 def test_the_rate_that_is_one_step_late_is_told_with_the_right_one() -> None:

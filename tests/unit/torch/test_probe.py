@@ -170,6 +170,13 @@ def test_nothing_of_a_training_moves(fails: bool) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+def test_a_model_in_training_is_probed_as_in_evaluation() -> None:
+    torch.manual_seed(1)
+    model = Moody()
+    found = generation_probe(model, IDS)
+    assert found == generation_probe(model.eval(), IDS)
+
+
 @pytest.mark.parametrize(
     "ids",
     [[1, 2], torch.tensor([0.5]), torch.tensor([True]), torch.zeros(0, dtype=torch.int64), torch.zeros(1, 1, 1).long()],
