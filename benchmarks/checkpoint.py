@@ -125,7 +125,7 @@ def in_a_process(*arguments: object) -> dict[str, float]:
 
 
 def in_turns(repeats: int, measures: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The lowest of each figure, as what other work on the machine adds is no cost of ours; and the highest first one."""
+    """The lowest of each figure, as other work on the machine is no cost of ours; and the highest of the first."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in measures}
     for _ in range(repeats):
         for name, measure in measures.items():
