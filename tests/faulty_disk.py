@@ -6,7 +6,7 @@ For the tests of saving: run a save once with `Faulty()` and read `num`, then on
 import os
 from typing import Any, Final
 
-from trimtab.resume.writing import Disk
+from trimtab.resume.disk_changes import Disk
 
 KILL: Final = "kill before"
 KILL_AFTER: Final = "kill after"

@@ -15,9 +15,8 @@ be told, the error says what to write into the file.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from trimtab.dataset.data import UnreadableRowError
 from trimtab.dataset.fingerprint import has_fingerprint
 from trimtab.dataset.opening import open_data
 from trimtab.errors import UsageError
+from trimtab.strict_json import loads
 from trimtab.text import plain
 
 VERSION: Final = 1
@@ -219,8 +219,8 @@ def _load(name: str) -> dict[str, Any]:
     if len(data) > MAX_SIZE_BYTES:
         raise _wrong(name, f"more than {MAX_SIZE_BYTES} bytes")
     try:
-        document = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
-    except (ValueError, RecursionError) as error:
+        document = loads(data)
+    except ValueError as error:
         raise _wrong(name, "no JSON") from error
     if not isinstance(document, dict):
         raise _wrong(name, "no JSON object")
@@ -263,16 +263,3 @@ def _spelled(value: object) -> str:
     if isinstance(value, list | dict):
         return f"a {type(value).__name__}"
     return plain(repr(value)[:_TEXT_LENGTH])
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _refuse_twice(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in entries:
-            raise ValueError(f"{key!r} stands twice")
-        entries[key] = value
-    return entries

@@ -44,7 +44,6 @@ from trimtab.notices import say, warn
 from trimtab.recorder import Observer, Recorder, reason_of
 from trimtab.recorder.backlog import Backlog
 from trimtab.registry import register
-from trimtab.resumed import Continuity
 from trimtab.values import Event, MicroBatch, RowIds, RunHeader, StepRow
 
 _CAPACITY_MICROS: Final = 1 << 16  # as many as a recorder lets wait for the disk
@@ -175,28 +174,40 @@ class Recording:
         return self._folder.attempt if self._folder is not None else None
 
     @property
+    def header(self) -> RunHeader:
+        """What is known about the run, before it has a folder."""
+        return self._header
+
+    @property
     def num_ranks(self) -> int:
         """Ranks that train in this run."""
         return self._header.world_size
 
-    def continue_from(self, saved_id: str | None, continuity: Continuity) -> None:
+    def continue_from(self, saved_id: str | None) -> Path | None:
         """Makes the run of a checkpoint the one to be continued, if it is under `out` and no other was named.
 
-        What will be recorded is compared with its log; belongs before the first `put`.
+        Belongs before the first `put`.
+
+        Args:
+            saved_id: The run; None: the checkpoint names none.
+
+        Returns:
+            The folder with what the run has recorded up to now; None where there is none, or nothing is recorded here.
         """
-        self._observer = continuity.first_steps
         if saved_id is None or self._out is None:
-            return
+            return None
         path = run_path(self._out, saved_id)
         is_there = is_run_folder(path)
-        if is_there and self.is_on:
-            continuity.compare_with(path, num_rows=self._header.num_rows, num_ranks=self.num_ranks)
-        if self._run_id is not None or self._rank > 0:  # rank 0 decides, and tells
-            return
-        if is_there:
-            self._run_id = saved_id
-        elif self.is_on:
-            warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
+        if self._run_id is None and self._rank == 0:  # to the other ranks rank 0 tells
+            if is_there:
+                self._run_id = saved_id
+            elif self.is_on:
+                warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
+        return path if is_there and self.is_on else None
+
+    def observe_by(self, observer: Observer | None) -> None:
+        """Shows what will be recorded to an observer, in the recorder's thread; belongs before the first `put`."""
+        self._observer = observer
 
     def put(self, item: MicroBatch | RowIds | StepRow | Event, *, step: int) -> None:
         """Hands an item to the recorder; nothing happens while recording is off. Never raises.

@@ -19,19 +19,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 from trimtab.errors import UsageError
+from trimtab.first_steps import Continuity
 from trimtab.guard import GuardConfig, PerTokenLossGuard
 from trimtab.guard.counts import WindowCounts
 from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.guard.words import GuardWords
-from trimtab.log.folder import check_run_id
-from trimtab.notices import warn, warn_once, warn_setting
+from trimtab.notices import warn_once, warn_setting
 from trimtab.recording import Meeting, Recording
-from trimtab.resumed import Before, Continuity
-from trimtab.rules.scalar import spelled
-from trimtab.rules.state import damaged, read_count, read_entries
+from trimtab.run_state import LossPer, RunState
 from trimtab.values import (
     STEP_CODE,
     MicroBatch,
@@ -42,10 +40,7 @@ from trimtab.values import (
     Verdict,
 )
 
-STATE_VERSION = 2
-
-LossPer = Literal["token", "micro-batch"]
-"""What a guard's losses are means over: the supervised tokens, or the micro-batches, of all ranks."""
+FLUSH_TIMEOUT_S: Final = 10.0
 
 
 def switched_off() -> bool:
@@ -221,28 +216,6 @@ class RunCore:
         """Hands what rows are beside their number to the recorder; once a row is enough. Never raises or waits."""
         self._recording.put(ids, step=self.step)
 
-    def tell_nonfinite_norm(self, step: int, *, norm: float, parameter: str | None) -> None:
-        """Records that a step was dropped for its gradient norm, and says so, once.
-
-        Args:
-            step: Which.
-            norm: The norm.
-            parameter: The first parameter with such a gradient, or why none can be named.
-        """
-        self.event("nonfinite_norm", {"parameter": parameter, "grad_norm": norm}, step=step)
-        self.words.nonfinite_norm(step, norm=norm, parameter=parameter)
-
-    def tell_disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
-        """Records, each time, that a device decided otherwise than the host by the same figures; says so once."""
-        facts = {"micro": micro, "decided": decided, "host": verdict.reason, "loss": verdict.loss}
-        self.event("guard_disagrees", facts, step=step)
-        self.words.disagreement(
-            verdict,
-            decided=decided,
-            where=f"micro-batch {micro} of step {step}",
-            instead='GuardConfig(decide="host")',
-        )
-
     def begin_step(self, step: int) -> None:
         """Tells which optimizer step (1-based) comes now; for hosts that keep their own count."""
         self.step = step
@@ -297,12 +270,26 @@ class RunCore:
 
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records that something happened during `step`, by default the present one."""
-        self.continuity.hear(kind)
         self._recording.event(kind, facts, step=self.step, of_step=step)
 
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records the result of an evaluation; it never mixes with the training loss."""
         self.event("evaluation", {"loss": loss, **metrics}, step=step)
+
+    def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Waits until what was recorded up to now is handed to the operating system: a kill does not lose it.
+
+        Whoever saves a checkpoint calls it after `state_dict`, on every rank, so that no step before the checkpoint is
+        missing from the log. Never raises. It waits for numbers that are still on their way from a device, too.
+
+        Args:
+            timeout_s: Seconds that it waits at most, for a slow disk.
+
+        Returns:
+            Whether all of it is there; True where nothing is recorded. A rank that has not heard from rank 0 yet where
+            to write keeps what it has in memory, and does not wait.
+        """
+        return self._recording.flush(timeout_s=timeout_s)
 
     def close(self, *, reason: str = "closed") -> bool:
         """Ends the run: writes what is pending. A second call does nothing.
@@ -327,37 +314,33 @@ class RunCore:
         Returns:
             A dict of str, int, float, list and dict only.
         """
-        before = self.continuity.before(attempt=self._recording.attempt, num_ranks=self._recording.num_ranks)
-        return {
-            "version": STATE_VERSION,
-            "run_id": self.run_id,
-            "step": self.step,
-            "loss_per": self._loss_per,
-            "guard": self.guard.state_dict() if self.guard is not None else None,
-            "before": before.to_dict(),
-        }
+        return RunState(
+            run_id=self.run_id,
+            step=self.step,
+            loss_per=self._loss_per,
+            guard=self.guard.state_dict() if self.guard is not None else None,
+            before=self.continuity.before(attempt=self._recording.attempt, num_ranks=self._recording.num_ranks),
+        ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was taken: same run, next attempt, same guard history; `trimtab.resumed` looks on.
+        """Goes on where `state_dict` was taken: same run, next attempt, same guard history.
+
+        What the next steps are like is compared with what came before (`trimtab.first_steps`).
 
         Raises:
             UsageError: If something was recorded already, or the state is of another version or guard, or damaged;
                 nothing has changed then.
         """
         self.refuse_if_begun()
-        step, saved_id, guard_state, before = self._read_state(state)
-        if self.guard is not None and guard_state is not None:
-            self.guard.load_state_dict(guard_state)
-        elif self.guard is not None and self.config is not None:
-            empty = PerTokenLossGuard.from_config(self.config, quiet=True).state_dict()
-            self.guard.load_state_dict(empty)
-            if self.is_first_rank:
-                warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
-        elif self.is_first_rank and guard_state is not None:
-            warn("run", "The checkpoint holds a guard history, but this run has no guard: it is left aside.")
-        self.step = step
-        self.continuity.go_on(before, step=step, watches=not switched_off())
-        self._recording.continue_from(saved_id, self.continuity)
+        saved = RunState.from_dict(state)
+        saved.put_guard(self.guard, loss_per=self._loss_per, says=self.is_first_rank)
+        self.step = saved.step
+        self.continuity.go_on(saved.before, step=saved.step, watches=not switched_off())
+        self._recording.observe_by(self.continuity.first_steps)
+        folder = self._recording.continue_from(saved.run_id)
+        if folder is not None:
+            header = self._recording.header
+            self.continuity.compare_with(folder, num_rows=header.num_rows, num_ranks=header.world_size)
 
     def refuse_if_begun(self) -> None:
         """Refuses with `UsageError` to take a state over where something was recorded, or a window is open."""
@@ -373,28 +356,4 @@ class RunCore:
         Raises:
             UsageError: As there.
         """
-        _, _, guard_state, _ = self._read_state(state)
-        if self.config is not None and guard_state is not None:
-            PerTokenLossGuard.from_config(self.config, quiet=True).load_state_dict(guard_state)
-
-    def _read_state(self, state: Mapping[str, Any]) -> tuple[int, str | None, Any, Before]:
-        """Step, run id, guard history, which the guard that takes it looks at, and what came before."""
-        (version,) = read_entries(state, ("version",), where="the run")
-        if type(version) is not int or version != STATE_VERSION:  # True is 1 to Python
-            raise UsageError(
-                f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
-                "version of Trimtab; resume with that version, or without the state."
-            )
-        entries = ("step", "run_id", "loss_per", "guard", "before")
-        step, saved_id, loss_per, guard_state, before = read_entries(state, entries, where="the run")
-        if read_count(step, name="step") < 1:
-            raise damaged("step is 0, and the first is 1")
-        if saved_id is not None:
-            check_run_id(saved_id)
-        if self.guard is not None and guard_state is not None and loss_per != self._loss_per:
-            raise UsageError(
-                f"This state holds a history of losses per {spelled(loss_per)}, and the guard here judges losses per "
-                f"{self._loss_per}: a LossKit judges the mean of micro-batches, a TokenNormedLossKit and a Run that of "
-                "tokens. Load the state into the kind that saved it, or leave it out: the history then starts empty."
-            )
-        return step, saved_id, guard_state, Before.from_dict(before)
+        RunState.from_dict(state).check_guard(self.guard, loss_per=self._loss_per)

@@ -6,6 +6,8 @@ that no control sequence, bidirectional override or lone surrogate acts on a ter
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_CHARACTERS = 2_000
 
 
@@ -25,6 +27,24 @@ def plain(text: str) -> str:
     cut = text[:MAX_CHARACTERS]
     escaped = "".join(char if " " <= char <= "~" else _escape(char) for char in cut)
     return escaped + ("..." if len(text) > len(cut) else "")
+
+
+def listed(names: Iterable[str], *, most: int | None = None) -> str:
+    """Names as a sentence has them, as they are.
+
+    Args:
+        names: At least one.
+        most: How many to name; of the others their number is told. None: all.
+
+    Example:
+        >>> listed(["model", "optimizer", "rng"]), listed("abcde", most=2)
+        ('model, optimizer and rng', 'a, b and 3 more')
+    """
+    told = list(names)
+    if most is not None and len(told) > most:
+        told[most:] = [f"{len(told) - most} more"]
+    *head, last = told
+    return f"{', '.join(head)} and {last}" if head else last
 
 
 def without_surrogates(text: str) -> str:

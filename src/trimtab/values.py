@@ -208,3 +208,16 @@ def json_number(value: float | None) -> float | str | None:
     if math.isnan(value):
         return "nan"
     return "inf" if value > 0 else "-inf"
+
+
+def nonfinite_number(found: object) -> float | None:
+    """The number that `json_number` has spelled as text; None for whatever else.
+
+    Example:
+        >>> nonfinite_number("-inf"), nonfinite_number(1.5), nonfinite_number("1.5")
+        (-inf, None, None)
+    """
+    return _NONFINITE.get(found) if isinstance(found, str) else None
+
+
+_NONFINITE: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -151,8 +151,6 @@ def where_poisoned(row: torch.Tensor) -> torch.Tensor:
 def die(run: Run, *, kills: bool) -> None:
     """Ends in the middle of a window, with gradients on the parameters."""
     if kills:
-        # A kill costs the log its last second; here that would be the whole run.
-        run._core._recording.flush(timeout_s=30)
         if dist.is_initialized():
             dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)

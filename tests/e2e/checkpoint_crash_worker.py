@@ -23,7 +23,7 @@ from small_training import Training
 
 from trimtab.checkpoint import Checkpointer
 from trimtab.errors import CheckpointError
-from trimtab.resume.select import list_checkpoints
+from trimtab.resume.listing import list_checkpoints
 
 _faulty = runpy.run_path(str(Path(__file__).parents[1] / "faulty_disk.py"))
 Faulty, KILL, KILL_AFTER, SHORT = (_faulty[name] for name in ("Faulty", "KILL", "KILL_AFTER", "SHORT"))

@@ -152,6 +152,69 @@ def load_with_a_rank_of_another_model(folder: str) -> list[Any]:
     return [message, before == (training.bits, torch.get_rng_state().tolist())]
 
 
+def load_what_differs(folder: str, what: str) -> list[Any]:
+    """The ranks disagree on what they load, in the middle of a training."""
+    rank = dist.get_rank()
+    checkpoints = Checkpointer(folder)
+    for step in (3, 4):
+        checkpoints.save(step, **Training().parts, data={"rows": step})
+    training = Training(seed=4)
+    training.train(1)
+    before = training.bits, torch.get_rng_state().tolist()
+    parts: dict[str, Any] = training.parts
+    path = Path(folder) / "step_4"
+    if what == "path" and rank:
+        path = Path(folder) / "step_3"
+    elif what == "optimizer" and rank:
+        parts = {"model": training.model}
+    elif what == "lr" and not rank:
+        parts["lr"] = 5e-3
+    elif what == "rate" and rank:
+        parts["lr"] = -1.0
+    message = said(lambda: checkpoints.load(path, **parts))
+    return [message, before == (training.bits, torch.get_rng_state().tolist())]
+
+
+class Holder:
+    """A loader, or a run, that may refuse its state."""
+
+    def __init__(self, refuses: bool) -> None:
+        self._refuses = refuses
+        self.state = {"rows": 0}
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self._refuses:
+            raise RuntimeError("planted")
+        self.state = dict(state)
+
+
+def load_what_one_rank_refuses(folder: str, what: str) -> list[Any]:
+    """Somebody else's code on rank 1 refuses the state when it is given it."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    refuses = dist.get_rank() == 1
+    saved = Training()
+    saved.train(2)
+    Checkpointer(folder).save(2, **saved.parts, run=Holder(refuses=False), data={"rows": 2})
+    training = Training(seed=4)
+    training.train(1)
+    run, data = Holder(refuses and what == "run"), Holder(refuses and what == "data")
+    if refuses and what == "optimizer":
+        training.optimizer.register_load_state_dict_pre_hook(refuse)
+    elif refuses and what == "model":
+        training.bare[2].register_load_state_dict_post_hook(refuse)
+    before = training.bits, training.scheduler.state_dict(), torch.get_rng_state().tolist(), run.state
+    checkpoints = Checkpointer(folder)
+    message = said(lambda: checkpoints.load(checkpoints.pick(), **training.parts, run=run, data=data))
+    after = training.bits, training.scheduler.state_dict(), torch.get_rng_state().tolist(), run.state
+    return [message, before == after]
+
+
 def save_in_groups_of_one(folder: str) -> list[Any]:
     """Each rank alone in its group, in a folder of its own."""
     rank = dist.get_rank()

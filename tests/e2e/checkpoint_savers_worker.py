@@ -21,7 +21,7 @@ from small_training import Training
 
 from trimtab.checkpoint import Checkpointer
 from trimtab.errors import TrimtabError
-from trimtab.resume.select import list_checkpoints
+from trimtab.resume.listing import list_checkpoints
 
 NUM_STEPS = 6
 

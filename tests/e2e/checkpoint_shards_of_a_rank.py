@@ -1,6 +1,7 @@
 """What each rank does for `test_checkpoint_sharded.py` and `test_checkpoint_elastic.py`, or one process by itself."""
 
 import errno
+import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,31 @@ def go_on(folder: str, *, layout: str, num_steps: int, kind: str = "adamw") -> d
     }
 
 
+class Held(Disk):
+    """A disk that begins to write when it is let go."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+
+    def write(self, fd: int, data: memoryview) -> int:
+        assert self.may_go_on.wait(30)
+        return super().write(fd, data)
+
+
 def save_while_it_trains(folder: str) -> dict[str, Any]:
-    """Saves without waiting, three times, and trains on meanwhile: collectives of both kinds at once."""
-    training = Training(folder, layout="fsdp2", seed=1)
+    """Saves without waiting, three times; nothing is written before a step later, and then beside the next one."""
+    disk = Held()
+    training = Training(folder, layout="fsdp2", seed=1, disk=disk)
     marks = {}
+    training.train(0, 2)
     for step in (2, 4, 6):
-        training.train(step - 2, step)
+        training.checkpoints.wait()
+        disk.may_go_on.clear()
         training.save(step, wait=False)
         marks[str(step)] = training.marks()
-    training.train(6, 10)
+        training.train(step, step + 1)
+        disk.may_go_on.set()
+        training.train(step + 1, step + 2)  # collectives of both kinds at once
     info = training.checkpoints.wait()
     return {"marks": marks, "last": str(info.path), "later": training.marks()}
 
@@ -175,6 +192,13 @@ def loaded(folder: str, *, name: str) -> dict[str, str]:
     training = Training(folder, layout="fsdp2", seed=2)
     training.load(Path(folder) / name)
     return training.marks()
+
+
+def load_into_bfloat16(folder: str) -> list[str]:
+    """Loads into a plain model whose weights have fewer digits; gives the remarks."""
+    training = Training(folder, layout="plain", seed=2)
+    training.net.bfloat16()
+    return list(training.load().remarks)
 
 
 def save_a_nonfinite_shard(folder: str) -> dict[str, Any]:

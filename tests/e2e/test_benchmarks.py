@@ -17,6 +17,7 @@ SMALL = {
     "journal": ["--micros", "1024", "--repeats", "2"],
     "overhead": ["--pairs", "2", "--seconds", "0.01", "--vocabularies", "50", "--guard"],
     "read": ["--sizes", "300", "--repeats", "1"],
+    "resume": ["--rows", "2000", "--compared-rows", "1000", "--repeats", "1"],
 }
 
 

@@ -25,6 +25,12 @@ def test_a_save_in_the_background_holds_the_values_of_its_call(pair: Any, tmp_pa
         assert pair.call("loaded", folder=str(tmp_path), name=f"step_{step}") == [marks, marks]
 
 
+def test_weights_that_a_load_rounds_are_told(pair: Any, tmp_path: Path) -> None:
+    pair.call("save", folder=str(tmp_path), layout="fsdp2", num_steps=1)
+    for remarks in pair.call("load_into_bfloat16", folder=str(tmp_path)):
+        assert "8 weights were saved as torch.float64 and are torch.bfloat16 here: they are not bit-equal" in remarks
+
+
 def test_a_shard_that_is_not_finite_on_one_rank_makes_the_checkpoint_unhealthy_on_all(
     pair: Any, tmp_path: Path
 ) -> None:

@@ -123,6 +123,45 @@ def test_one_rank_with_another_model_keeps_both_from_loading(pair, tmp_path):
     assert first[1] is second[1] is True
 
 
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("path", "for the checkpoint rank 1 has '{folder}/step_3', and rank 0 '{folder}/step_4'."),
+        ("optimizer", "for what is loaded rank 1 has 'model', and rank 0 'model, optimizer and scheduler'."),
+        ("lr", "for lr rank 1 has None, and rank 0 0.005."),
+    ],
+)
+def test_ranks_that_load_different_things_are_refused_alike_and_stay_as_they_were(what, message, pair, tmp_path):
+    first, second = pair.call("load_what_differs", folder=str(tmp_path), what=what, timeout_s=60)
+    assert first == second
+    assert first[0].startswith(f"UsageError: The ranks load different things: {message.format(folder=tmp_path)}")
+    assert first[1] is True
+
+
+def test_a_rate_that_is_none_on_one_rank_is_refused_on_both(pair, tmp_path):
+    first, second = pair.call("load_what_differs", folder=str(tmp_path), what="rate", timeout_s=60)
+    assert first == second
+    assert first[0].startswith("UsageError: rank 1: lr=-1.0")
+
+
+@pytest.mark.parametrize("what", ["optimizer", "model", "run"])
+def test_what_one_rank_refuses_is_put_back_on_both(what, pair, tmp_path):
+    first, second = pair.call("load_what_one_rank_refuses", folder=str(tmp_path), what=what, timeout_s=60)
+    assert first == second
+    assert first[0] == (
+        f"CheckpointError: rank 1: {tmp_path / 'step_2'}: its state was refused: RuntimeError: planted. Nothing was "
+        "loaded. There is no other in its folder that a run can go on from."
+    )
+    assert first[1] is True
+
+
+def test_a_loader_that_one_rank_refuses_is_named_on_both(pair, tmp_path):
+    first, second = pair.call("load_what_one_rank_refuses", folder=str(tmp_path), what="data", timeout_s=60)
+    assert first == second
+    assert "planted. data may be half loaded: make them anew before you go on. " in first[0]
+    assert first[1] is True
+
+
 def test_ranks_of_other_groups_save_for_themselves(pair, tmp_path):
     first, second = pair.call("save_in_groups_of_one", folder=str(tmp_path))
     assert [first, second] == [[[str(tmp_path / str(rank) / f"step_{rank}"), rank]] for rank in range(2)]

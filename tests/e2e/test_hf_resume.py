@@ -212,8 +212,35 @@ def test_a_damaged_checkpoint_is_refused_by_both_ranks_with_the_same_words(train
     first, second = train("second", out="parts", resume=[True, True], call="refused")
     # then
     assert first == second
-    assert first.startswith(f"{checkpoint} is damaged: ")
+    assert first.startswith(f"rank 0: {checkpoint} is damaged: ")
     assert "rng_state_1.pth" in first
+
+
+def test_a_state_that_is_damaged_on_one_machine_is_refused_by_all(train, tmp_path):
+    """Which no other rank sees: they would wait for that one."""
+    # given
+    train("first", out="parts", ends_after=SAVED_AT)
+    checkpoint = tmp_path / "parts" / f"checkpoint-{SAVED_AT}"
+    damaged = shutil.copytree(checkpoint, tmp_path / "other" / checkpoint.name)
+    (damaged / STATE).write_text("{")
+    # when
+    first, second = train("second", out="parts", resume=[str(checkpoint), str(damaged)], call="refused")
+    # then
+    assert first == second
+    assert first.startswith(f"rank 1: {damaged / STATE}: found no JSON")
+
+
+def test_an_error_of_the_disk_on_one_rank_ends_the_training_of_all(train, tmp_path):
+    # given: a name that no disk looks up
+    train("first", out="parts", ends_after=SAVED_AT)
+    checkpoint = tmp_path / "parts" / f"checkpoint-{SAVED_AT}"
+    found = [str(tmp_path / ("x" * 300)), str(checkpoint)]
+    # when
+    first, second = train("second", out="parts", resume=found, call="refused")
+    # then
+    assert first == second
+    assert first.startswith("rank 0: ")
+    assert first.endswith("File name too long")
 
 
 @pytest.mark.parametrize("other", ["none", "another"])

@@ -15,8 +15,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import trimtab
-from trimtab.checkpoint import Checkpointer
+from trimtab.checkpoint import Checkpointer, rebase_lr
 
+NO_LOG = "rows not compared: no log holds the steps before the checkpoint"
 NUM_ROWS, BATCH, SAVED_AT = 48, 4, 100  # 12 steps an epoch: the checkpoint is inside the ninth
 
 
@@ -118,10 +119,10 @@ def checked(out):
 WAYS = {  # what is left out: what must be found where the first attempt went on, and where it did not
     "model": (["loss_rose"], ["loss_rose"]),
     "scheduler": (["lr"], []),  # the optimizer's own rate was restored, and nobody knows how it should move
-    "a step": (["lr_off_by_one"], ["lr"]),
+    "a step": (["lr_off_by_one"], ["lr_off_by_one"]),
     "place": (["rows_replayed"], ["rows_replayed"]),
     "epoch": (["rows_replayed"], ["rows_replayed"]),
-    "some rows": (["rows_skipped"], ["rows_repeated"]),  # the next epoch begins too early
+    "some rows": (["rows_skipped"], ["rows_skipped"]),  # the next epoch begins too early
 }
 
 
@@ -161,23 +162,94 @@ def test_without_a_log_losses_and_rates_are_known_from_the_state(tmp_path, said,
     saved = json.loads(json.dumps({"run": saved["run"]})) | {k: v for k, v in saved.items() if k != "run"}
     said()
     train(tmp_path / "second", to=SAVED_AT + 12, saved=saved, leave=[way], **settings)
-    [line] = said()
+    line, *rest = said()
     if way is None:
-        assert line == "Trimtab, resume: loss and learning rate continue what came before step 101."
+        assert line == f"Trimtab, resume: loss and learning rate continue what came before step 101; {NO_LOG}."
+        assert not rest
     else:
+        assert rest == [f"Trimtab, resume at step 101: {NO_LOG}."]
         assert f"Trimtab, resume at step 101: {'critical' if way == 'model' else 'warning'}: " in line
         assert expected in line
 
 
-def test_another_rate_that_was_asked_for_is_no_finding(tmp_path, said):
-    def lower(run, parts):
+def lower(parts):
+    rebase_lr(parts["optimizer"], parts["scheduler"], 1e-2)
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["after the run's state", "before it"])
+def test_another_rate_that_was_asked_for_by_rebase_lr_is_no_finding(tmp_path, is_last):
+    def load(run, parts):
+        lower(parts)
+        if not is_last:
+            run.load_state_dict(saved["run"])
+
+    saved = train(tmp_path, to=SAVED_AT + 4)
+    train(tmp_path, to=SAVED_AT + 9, saved=saved, leave=[] if is_last else ["run"], tell=load)
+    assert checked(tmp_path) == ([], ["loss", "rows"])
+
+
+def test_another_rate_that_was_set_by_hand_is_a_finding_whatever_the_log_was_told(tmp_path):
+    def halve(run, parts):
         for group in parts["optimizer"].param_groups:
             group["lr"] = group["lr"] / 2
         run.event("lr_rebase", old=2e-2, new=1e-2)
 
-    saved = train(tmp_path, to=SAVED_AT + 4)
-    train(tmp_path, to=SAVED_AT + 9, saved=saved, tell=lower)
-    assert checked(tmp_path) == ([], ["loss", "rows"])
+    saved = train(tmp_path, to=SAVED_AT)
+    train(tmp_path, to=SAVED_AT + 9, saved=saved, tell=halve)
+    findings, _ = checked(tmp_path)
+    assert [finding["kind"] for finding in findings] == ["lr"]
+
+
+def test_the_rate_of_a_state_that_was_loaded_over_the_asked_one_is_looked_at_again(tmp_path):
+    def load(run, parts):
+        lower(parts)
+        for name in ("optimizer", "scheduler"):
+            parts[name].load_state_dict(saved[name])
+
+    saved = train(tmp_path, to=SAVED_AT)
+    train(tmp_path, to=SAVED_AT + 9, saved=saved, leave=["optimizer", "scheduler"], tell=load)
+    assert checked(tmp_path) == ([], ["loss", "learning rate", "rows"])
+
+
+@pytest.mark.parametrize(("lr", "is_by_hand"), [(5e-2, False), (None, True), (None, False)], ids=str)
+def test_a_kit_hears_of_another_rate_too(tmp_path, said, lr, is_by_hand):
+    # given
+    def train_kit(*, first, to, load=lambda **parts: None):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        kit = trimtab.LossKit(model, optimizer=optimizer)
+        load(model=model, optimizer=optimizer, scheduler=scheduler, run=kit)
+        x, y = data()
+        for _ in range(first, to + 1):
+            loss = ((model(x).squeeze(1) - y) ** 2).mean()
+            kit.accumulate(loss).backward()
+            kit.finish_window(model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        return dict(model=model, optimizer=optimizer, scheduler=scheduler, run=kit)
+
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(12, **train_kit(first=1, to=12))
+
+    def load(**parts):
+        checkpoints.load(checkpoints.pick(), lr=lr, **parts)
+        if is_by_hand:
+            parts["optimizer"].param_groups[0]["lr"] = 5e-2
+
+    said()
+    # when
+    train_kit(first=13, to=24, load=load)
+    # then
+    lines = [line for line in said() if not line.startswith("LR re-base: ")]
+    if is_by_hand:
+        assert ["the learning rate of step 13 is 0.05" in line for line in lines] == [True, False]
+    else:
+        what = "loss continues" if lr else "loss and learning rate continue"
+        left_out = "learning rate not compared: another one was asked for; " if lr else ""
+        assert lines == [f"Trimtab, resume: {what} what came before step 13; {left_out}{NO_LOG}."]
 
 
 @pytest.mark.parametrize("lr", [None, 5e-3], ids=["the rate of the checkpoint", "another rate"])
@@ -223,7 +295,7 @@ def test_a_log_that_is_damaged_costs_its_part_and_never_the_training(tmp_path, s
         if file.is_file() and file.name not in ("run.json", "segment.json"):
             file.write_bytes(file.read_bytes()[:40])
     train(tmp_path, to=SAVED_AT + 9, saved=saved)
-    assert said() == ["Trimtab, resume: loss and learning rate continue what came before step 101."]
+    assert said() == [f"Trimtab, resume: loss and learning rate continue what came before step 101; {NO_LOG}."]
 
 
 def test_switched_off_nothing_is_compared(tmp_path, said, monkeypatch):
@@ -250,7 +322,7 @@ taken = it.trimtab.Run.step
 def step(self, *args, **kwargs):
     outcome = taken(self, *args, **kwargs)
     if self._core.step == it.SAVED_AT + 8:
-        self._core._recording.flush(timeout_s=30)
+        assert self.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     return outcome
 it.trimtab.Run.step = step
@@ -308,11 +380,11 @@ def trainer_of(out, **settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [(dict(), []), (dict(ignore_data_skip=True), ["rows_replayed"])],
-    ids=["in order", "ignore_data_skip"],
+    ("settings", "lr", "expected"),
+    [(dict(), None, []), (dict(ignore_data_skip=True), None, ["rows_replayed"]), (dict(), 5e-4, [])],
+    ids=["in order", "ignore_data_skip", "lr_on_resume"],
 )
-def test_a_trainer_is_judged_alike(tmp_path, said, settings, expected):
+def test_a_trainer_is_judged_alike(tmp_path, said, settings, lr, expected):
     # given
     first = trainer_of(tmp_path)
     trimtab.attach(first)
@@ -320,10 +392,12 @@ def test_a_trainer_is_judged_alike(tmp_path, said, settings, expected):
     said()
     # when
     second = trainer_of(tmp_path, **settings)
-    trimtab.attach(second)
+    trimtab.attach(second, lr_on_resume=lr)
     second.train(resume_from_checkpoint=str(Path(tmp_path, "checkpoint-17")))
     # then
     findings, compared = checked(tmp_path)
-    assert compared == ["loss", "learning rate", "rows"]
+    # Other rows than were due, near enough to the run's first steps, cost what they might without the weights too.
+    loss = [] if settings else ["loss"]
+    assert compared == [*loss, *(["learning rate"] if lr is None else []), "rows"]
     assert [finding["kind"] for finding in findings] == expected, findings
     assert [line for line in said() if "resume" in line] != []

@@ -15,7 +15,6 @@ from trimtab import registry
 from trimtab.errors import UsageError
 from trimtab.log.reader import open_log
 from trimtab.recording import NOT_RECORDED, Recording, Word
-from trimtab.resumed import Continuity
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
 HEADER = RunHeader(run_id=None, backend="torch")
@@ -198,7 +197,7 @@ def test_a_run_is_continued_where_it_is_and_no_other_was_named(tmp_path: Path) -
 
     # when
     for each in made:
-        each.continue_from("p", Continuity(rank=0, clock=lambda: 1700.0))
+        each.continue_from("p")
         fill(each, first=8)
 
     # then
@@ -347,8 +346,8 @@ def test_a_rank_follows_rank_0_and_not_a_folder_of_its_own_that_is_left_of_an_ea
     before = sorted((tmp_path / "trimtab" / "stale").rglob("*"))
     board = Board()
     first, second = recording(tmp_path, meeting=board.seat(0)), recording(tmp_path, meeting=board.seat(1))
-    second.continue_from("on-the-disk-of-rank-0", Continuity(rank=1, clock=lambda: 1700.0))
-    second.continue_from("stale", Continuity(rank=1, clock=lambda: 1700.0))
+    second.continue_from("on-the-disk-of-rank-0")
+    second.continue_from("stale")
     assert len(said()) == num_said
     assert second.run_id is None
     # when

@@ -56,6 +56,29 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Lack:
+    """Steps that one of two runs does not hold and the other one does.
+
+    Attributes:
+        run: "a" or "b", the one that lacks them.
+        first: The first of them.
+        last: The last of them.
+        num_steps: How many they are.
+        is_end: Whether they come after all that it holds.
+    """
+
+    run: str
+    first: int
+    last: int
+    num_steps: int
+    is_end: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The steps as they stand in JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Differences:
     """What `compare_bits` found.
 
@@ -67,6 +90,8 @@ class Differences:
         columns: Every column that was compared, in the order in which a difference is named, and the first step at
             which it differs; None where it does not.
         notices: What was not compared, and what a reader of the logs should know.
+        lacks: The steps that one of them alone holds.
+        first_in_both: The first difference in a step that both hold; None where there is none.
     """
 
     a: str
@@ -75,6 +100,8 @@ class Differences:
     first: Difference | None
     columns: dict[str, int | None]
     notices: tuple[str, ...] = ()
+    lacks: tuple[Lack, ...] = ()
+    first_in_both: Difference | None = None
 
     @property
     def same(self) -> bool:
@@ -90,6 +117,8 @@ class Differences:
             "same": self.same,
             "num_steps": self.num_steps,
             "first": None if self.first is None else self.first.to_dict(),
+            "lacks": [lack.to_dict() for lack in self.lacks],
+            "first_in_both": None if self.first_in_both is None else self.first_in_both.to_dict(),
             "columns": dict(self.columns),
             "notices": list(self.notices),
         }

@@ -19,7 +19,7 @@ from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.analysis.spikes import SpikeSearch
 from trimtab.analysis.stand_outs import StandOut
 from trimtab.findings import Spike
-from trimtab.values import Event
+from trimtab.values import Event, nonfinite_number
 
 MAX_NAMED = 5
 """Steps, or rows with a line of their own, named for what is only said besides."""
@@ -254,9 +254,7 @@ def _shortly_before(steps: NDArray[np.int64], step: int) -> int | None:
 
 
 def _is_nonfinite(loss: object) -> bool:
-    if isinstance(loss, str):
-        return loss in ("nan", "inf", "-inf")
-    return isinstance(loss, float) and not math.isfinite(loss)
+    return nonfinite_number(loss) is not None or (isinstance(loss, float) and not math.isfinite(loss))
 
 
 def _on_deaths(search: SpikeSearch) -> list[str]:

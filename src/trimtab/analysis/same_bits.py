@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.comparison import LogName, NamedLog
-from trimtab.analysis.difference import ROW_PREFIX, Cell, Difference, Differences
+from trimtab.analysis.difference import ROW_PREFIX, Cell, Difference, Differences, Lack
 from trimtab.analysis.lookup import find_logs
 from trimtab.analysis.previews import HOW_TO_PART
 from trimtab.analysis.remarks import why_no_step
@@ -148,45 +148,77 @@ def _last_by_rank(records: StepColumns) -> StepColumns:
 
 
 def _compare(a: _Side, b: _Side) -> Differences:
-    both = np.intersect1d(a.series.step, b.series.step, assume_unique=True)
+    in_a, in_b = _whole_steps(a, b), _whole_steps(b, a)
+    both = np.intersect1d(in_a, in_b, assume_unique=True)
     notices = ["a and b are one log"] if a.log.path == b.log.path else []
     notices += [f"{side.name}: {notice}" for side in (a, b) for notice in side.notices]
     notices += _on_steps(a, b, both=both)
-    of_steps: dict[str, Difference | None] = {"step": _missing_step(a, b)}
+    of_steps: dict[str, Difference | None] = {"step": _missing_step(in_a, in_b)}
     of_steps |= _step_columns(a, b, both=both, notices=notices)
     of_rows = _row_columns(a, b, both=both, notices=notices)
     columns = {name: found.step if found is not None else None for name, found in of_steps.items()} | of_rows
     if both.size and not columns.keys() - {"step", "rank"}:
         raise LogError(f"{a.log.path} and {b.log.path} have nothing in common to compare: {'; '.join(notices)}.")
     # `min` keeps the first of equals, and the columns are in the order in which they are named.
-    parted = min(((step, name) for name, step in columns.items() if step is not None), key=lambda e: e[0], default=None)
-    first = None
+    parted = min(
+        ((step, name) for name, step in columns.items() if step is not None and name != "step"),
+        key=lambda e: e[0],
+        default=None,
+    )
+    missing = of_steps["step"]
+    in_both = None
     if parted is not None:
         step, name = parted
-        first = of_steps[name] if name in of_steps else _row_difference(a, b, step=step, column=name)
+        in_both = of_steps[name] if name in of_steps else _row_difference(a, b, step=step, column=name)
+    first = min((found for found in (missing, in_both) if found is not None), key=lambda e: e.step, default=None)
     return Differences(
-        a=a.log.path, b=b.log.path, num_steps=both.size, first=first, columns=columns, notices=tuple(notices)
+        a=a.log.path,
+        b=b.log.path,
+        num_steps=both.size,
+        first=first,
+        columns=columns,
+        notices=tuple(notices),
+        lacks=_lacks(in_a, in_b),
+        first_in_both=in_both,
     )
 
 
-def _missing_step(a: _Side, b: _Side) -> Difference | None:
+def _whole_steps(side: _Side, other: _Side) -> NDArray[np.int64]:
+    """The steps that a run holds: of one that writes step records, as the other does, those that have one.
+
+    The rows of a step are written before its record, and a run that is killed may leave them alone.
+    """
+    steps: NDArray[np.int64] = side.series.step
+    recorded, by_other = np.unique(side.records.step), np.unique(other.records.step)
+    if not recorded.size:
+        return steps
+    return np.setdiff1d(steps, np.setdiff1d(by_other, recorded, assume_unique=True), assume_unique=True)
+
+
+def _lacks(in_a: NDArray[np.int64], in_b: NDArray[np.int64]) -> tuple[Lack, ...]:
+    """What each of the runs lacks of the other one."""
+    found = []
+    for name, own, others in (("a", in_a, in_b), ("b", in_b, in_a)):
+        steps = np.setdiff1d(others, own, assume_unique=True)
+        if steps.size:
+            first, last = int(steps[0]), int(steps[-1])
+            found.append(Lack(name, first, last, steps.size, is_end=not own.size or first > int(own[-1])))
+    return tuple(found)
+
+
+def _missing_step(in_a: NDArray[np.int64], in_b: NDArray[np.int64]) -> Difference | None:
     """The first step that one of the runs does not hold."""
-    missing = np.setxor1d(a.series.step, b.series.step, assume_unique=True)
+    missing = np.setxor1d(in_a, in_b, assume_unique=True)
     if not missing.size:
         return None
     step = int(missing[0])
-    in_a = a.series.place(step) is not None
-    return Difference(step, "step", step if in_a else None, None if in_a else step)
+    is_in_a = bool(np.any(in_a == step))
+    return Difference(step, "step", step if is_in_a else None, None if is_in_a else step)
 
 
 def _on_steps(a: _Side, b: _Side, *, both: NDArray[np.int64]) -> list[str]:
-    """What there is in one of the runs alone: steps, ranks."""
+    """What is to be said of the steps and ranks of the runs."""
     said = []
-    for side, other in ((a, b), (b, a)):
-        alone = np.setdiff1d(side.series.step, other.series.step, assume_unique=True)
-        if alone.size:
-            where = f"step {alone[0]}" if alone.size == 1 else f"{alone.size} steps between {alone[0]} and {alone[-1]}"
-            said.append(f"{where}: in {side.name} alone; the last step of {other.name} is {other.series.step[-1]}")
     if not both.size:
         said.append("the runs have no step in common")
     num_ranks = [np.unique(side.records.rank).size for side in (a, b)]

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from rich.console import Console
 
-from trimtab.cli.output import answer, json_option
+from trimtab.cli.checkpoint_places import checkpoints_at, find_places, one_folder
+from trimtab.cli.output import answer, json_option, print_path
 from trimtab.cli.progress import stage_progress
 from trimtab.errors import CheckpointError
-from trimtab.report.checkpoints import ListedFolder, draw_folders, draw_picked, draw_remarks, draw_reports
+from trimtab.report.checkpoints import (
+    ListedFolder,
+    draw_folders,
+    draw_passed_over,
+    draw_remarks,
+    draw_reports,
+    reasons_to_json,
+)
 from trimtab.report.console import make_console
 from trimtab.report.written import say_written
+from trimtab.resume.checksum import Progress
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.listing import list_checkpoints
-from trimtab.resume.names import scan
+from trimtab.resume.names import Entries
 from trimtab.resume.select import pick
-from trimtab.resume.verify import Progress, has_manifest, named, verify
-from trimtab.text import plain
+from trimtab.resume.verify import verify
 
 EXIT_DAMAGE: Final = 3
 
-MAX_FOLDERS: Final = 1_000
-"""Folders below the one that was named in which checkpoints are looked for."""
+EXIT_NEEDS_PICKLE: Final = 1
+"""Nothing is damaged as far as it can be read, and something cannot be loaded without pickle."""
 
 _Found = TypeVar("_Found")
 
@@ -65,13 +73,22 @@ def ls(path: str, *, json_file: str | None) -> int:
         trimtab ckpt ls runs/a
         trimtab ckpt ls runs --json checkpoints.json
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    folders = [_listed(place) for place in _folders(Path(path))]
+    places = find_places(Path(path))
+    folders = [_listed(folder, entries) for folder, entries in places.folders.items()]
 
     def draw(console: Console) -> None:
-        draw_folders(folders, console=console)
+        draw_folders(folders, passed_over=places.passed_over, console=console)
         _say_json(json_file, console=console)
 
-    answer(lambda: {"version": 1, "folders": [folder.to_dict() for folder in folders]}, json_file=json_file, draw=draw)
+    answer(
+        lambda: {
+            "version": 1,
+            "folders": [folder.to_dict() for folder in folders],
+            "ignored": reasons_to_json(places.passed_over),
+        },
+        json_file=json_file,
+        draw=draw,
+    )
     return 0
 
 
@@ -81,27 +98,36 @@ def ls(path: str, *, json_file: str | None) -> int:
 def verify_command(path: str, *, json_file: str | None) -> int:
     """Reads every byte of a checkpoint, or of all that a folder holds, and says what is wrong.
 
-    Exits with 3 if anything is. What a resume lacks is told too; that is no damage.
+    Exits with 3 if anything is damaged. What a resume lacks is told too; that is no damage, and nor is a file of
+    somebody's own that nothing but pickle would load: those exit with 1, as there is no saying what is in them.
 
     \b
     Example:
         trimtab ckpt verify runs/a/step_500
         trimtab ckpt verify runs/a
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    places = _checkpoints(Path(path))
+    places, passed_over = checkpoints_at(Path(path))
     reports = _with_progress(places, lambda progress: [verify(place, progress=progress) for place in places])
 
     def draw(console: Console) -> None:
         draw_reports(reports, console=console)
+        draw_passed_over(passed_over, console=console)
         _say_json(json_file, console=console)
 
     ok = all(report.ok for report in reports)
     answer(
-        lambda: {"version": 1, "ok": ok, "checkpoints": [report.to_dict() for report in reports]},
+        lambda: {
+            "version": 1,
+            "ok": ok,
+            "checkpoints": [report.to_dict() for report in reports],
+            "ignored": reasons_to_json(passed_over),
+        },
         json_file=json_file,
         draw=draw,
     )
-    return 0 if ok else EXIT_DAMAGE
+    if ok:
+        return 0
+    return EXIT_NEEDS_PICKLE if all(report.ok or report.needs_pickle for report in reports) else EXIT_DAMAGE
 
 
 @command.command("pick", short_help="Print the checkpoint to go on from.")
@@ -116,35 +142,74 @@ def verify_command(path: str, *, json_file: str | None) -> int:
 def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str | None) -> int:
     """Prints the checkpoint to go on from: the newest that is complete and byte for byte what was saved.
 
-    The path alone is on standard output; why newer ones were refused is on standard error.
+    The path alone is on standard output, byte for byte; why newer ones were refused is on standard error, and a
+    warning where the one that is printed is not healthy. In the JSON "path_hex" has the bytes of a path that is not
+    UTF-8, and "last_healthy" what --healthy prints.
 
     \b
     Example:
         trimtab ckpt pick runs/a
         trimtab ckpt pick --healthy --json - runs/a
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    folder, notices = _one_folder(Path(path))
-    newest = [name.path for name in scan(folder).found[:1]]
-    info = _with_progress(newest, lambda progress: _pick(folder, healthy=healthy, run_id=run_id, progress=progress))
-    info = dataclasses.replace(info, notices=(*notices, *info.notices))
+    folder, entries, notices = one_folder(Path(path))
+    newest = [name.path for name in entries.found[:1]]
 
-    def draw(console: Console) -> None:
-        draw_picked(info, console=console)
+    def choose(progress: Progress | None) -> CheckpointInfo:
+        if healthy:
+            return _pick_healthy(folder, run_id=run_id, entries=entries, progress=progress)
+        return pick(folder, run_id=run_id, entries=entries, progress=progress)
+
+    info = _with_progress(newest, choose)
+    info = dataclasses.replace(info, notices=(*notices, *info.notices))
+    last_healthy = _last_healthy(info, folder, run_id=run_id, entries=entries)
+
+    def draw(_: Console) -> None:
+        print_path(info.path)
         remarks = make_console(sys.stderr)
-        draw_remarks(info, console=remarks)
+        warning = _warning(last_healthy, folder, run_id=run_id) if info.healthy is False else None
+        draw_remarks(info, last_healthy=warning, console=remarks)
         _say_json(json_file, console=remarks)
 
-    answer(info.to_dict, json_file=json_file, draw=draw)
+    answer(lambda: _picked_to_json(info, last_healthy), json_file=json_file, draw=draw)
     return 0
 
 
-def _pick(folder: Path, *, healthy: bool, run_id: str | None, progress: Progress | None) -> CheckpointInfo:
-    if not healthy:
-        return pick(folder, run_id=run_id, progress=progress)
+def _pick_healthy(
+    folder: Path, *, run_id: str | None, entries: Entries, progress: Progress | None = None
+) -> CheckpointInfo:
     # Imported here: the readers of logs are a fifth of the time that a pick without them takes.
     from trimtab.cli.healthy_checkpoint import pick_healthy
 
-    return pick_healthy(folder, run_id=run_id, progress=progress)
+    return pick_healthy(folder, run_id=run_id, entries=entries, progress=progress)
+
+
+def _last_healthy(info: CheckpointInfo, folder: Path, *, run_id: str | None, entries: Entries) -> Path | None:
+    """The one that `--healthy` prints, where the one that was picked is not healthy; else that one itself, if it is."""
+    if info.healthy is False:
+        with contextlib.suppress(CheckpointError):
+            return _pick_healthy(folder, run_id=run_id, entries=entries).path
+    return info.path if info.healthy else None
+
+
+def _warning(last_healthy: Path | None, folder: Path, *, run_id: str | None) -> str:
+    """What a user should do about a choice that is not healthy."""
+    if last_healthy is None:
+        return "this one is not healthy, a load of it is refused, and no other one is known to be healthy"
+    of_run = ["--run-id", run_id] if run_id is not None else []
+    command = shlex.join(["trimtab", "ckpt", "pick", "--healthy", *of_run, str(folder)])
+    return (
+        f"this one is not healthy, and a load of it is refused. The last healthy one is {last_healthy.name}; for its "
+        f"path: {command}"
+    )
+
+
+def _picked_to_json(info: CheckpointInfo, last_healthy: Path | None) -> dict[str, Any]:
+    document = info.to_dict()
+    document["last_healthy"] = None if last_healthy is None else str(last_healthy)
+    # JSON has no spelling for bytes that are no text: in "path" they are escaped, and no program could undo that.
+    raw = os.fsencode(info.path)
+    document["path_hex"] = raw.hex() if raw.decode("utf-8", "replace").encode() != raw else None
+    return document
 
 
 def _say_json(json_file: str | None, *, console: Console) -> None:
@@ -152,73 +217,8 @@ def _say_json(json_file: str | None, *, console: Console) -> None:
         say_written(console, json_file)
 
 
-def _folders(place: Path) -> list[Path]:
-    """The folders to look in: the one that was named, or those below it that hold checkpoints where it holds none.
-
-    Raises:
-        CheckpointError: It is none, or a checkpoint itself.
-    """
-    if _is_checkpoint(place):
-        raise CheckpointError(
-            f"{place} is a checkpoint itself. List the folder that holds it, or check it with: trimtab ckpt verify PATH"
-        )
-    if scan(place).found:
-        return [place]
-    with os.scandir(place) as entries:
-        below = [place / entry.name for entry in itertools.islice(entries, MAX_FOLDERS) if entry.is_dir()]
-    return sorted(filter(_holds_checkpoints, below)) or [place]
-
-
-def _holds_checkpoints(folder: Path) -> bool:
-    # One that may not be listed is somebody else's, and no reason to list none.
-    with contextlib.suppress(CheckpointError):
-        return bool(scan(folder).found)
-    return False
-
-
-def _listed(folder: Path) -> ListedFolder:
-    return ListedFolder(folder, list_checkpoints(folder), scan(folder).ignored)
-
-
-def _one_folder(place: Path) -> tuple[Path, list[str]]:
-    """The folder to pick from, and what to say of it.
-
-    Raises:
-        CheckpointError: Several below the one that was named hold checkpoints, and it holds none itself.
-    """
-    if _is_checkpoint(place):
-        return place, []  # said well by `pick`
-    folders = _folders(place)
-    if len(folders) > 1:
-        names = ", ".join(plain(str(folder)) for folder in folders[:5]) + (", ..." if len(folders) > 5 else "")
-        raise CheckpointError(
-            f"{place} holds no checkpoint itself, and {len(folders)} folders in it do. Name one: {names}"
-        )
-    folder = folders[0]
-    return folder, [
-        f"{plain(str(place))} holds no checkpoint itself: {plain(str(folder))} does"
-    ] if folder != place else []
-
-
-def _checkpoints(place: Path) -> list[Path]:
-    """The checkpoints behind a path: itself, or those in it.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    if _is_checkpoint(place) or not place.is_dir():
-        return [place]
-    found = [info.path for folder in _folders(place) for info in list_checkpoints(folder)]
-    if not found:
-        raise CheckpointError(
-            f"{place} holds no checkpoint, expected step_500, checkpoint-500 or a file step_500.pt. Name another "
-            "folder; trimtab ckpt ls PATH says what stands in one"
-        )
-    return found
-
-
-def _is_checkpoint(place: Path) -> bool:
-    return has_manifest(place) or (named(place) is not None and os.path.lexists(place))
+def _listed(folder: Path, entries: Entries) -> ListedFolder:
+    return ListedFolder(folder, list_checkpoints(folder, entries=entries), entries.ignored, entries.num_ignored)
 
 
 def _with_progress(places: Sequence[Path], work: Callable[[Progress | None], _Found]) -> _Found:

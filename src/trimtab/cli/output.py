@@ -8,6 +8,7 @@ command that is run again must give its answer again.
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from trimtab.log import foreign
 from trimtab.log.folder import HEADER_NAME, RUNS_NAME, is_run_folder
 from trimtab.report import as_json
 from trimtab.report.console import make_console
+from trimtab.text import plain
 
 STANDARD_OUTPUT = "-"
 
@@ -149,6 +151,21 @@ def write_output(destination: str, text: str) -> None:
         return
     with write_file(Path(destination)) as file:
         file.write(text.encode("utf-8"))
+
+
+def print_path(path: Path) -> None:
+    """Prints a path alone on a line: its own bytes for a program, as `$(trimtab ckpt pick runs/a)` needs them.
+
+    On a terminal it is escaped where a character in it would act, or has no place in the terminal's encoding.
+    """
+    text = os.fspath(path)
+    if sys.stdout.isatty():
+        shown = text.isprintable() and text.encode(sys.stdout.encoding, "ignore").decode(sys.stdout.encoding) == text
+        sys.stdout.write(f"{text if shown else plain(text)}\n")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(text) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def log_file(value: str) -> Path:

@@ -67,7 +67,8 @@ def attach(
             for a schedule that cannot be put at `lr_on_resume`.
 
     `trainer.train(resume_from_checkpoint=...)` raises `CheckpointError` for a checkpoint that is damaged or incomplete
-    and, with True, for one that is not healthy or another run's; see docs/resume.md. Each checkpoint gets a manifest.
+    and, with True, for one that is not healthy, without random numbers, another run's or left behind; see
+    docs/resume.md. Each checkpoint gets a manifest.
 
     Example:
         trainer = Trainer(model=model, args=args, train_dataset=rows)

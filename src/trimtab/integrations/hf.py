@@ -44,6 +44,7 @@ from trimtab.integrations.hf_window import TrainerWindow
 from trimtab.integrations.hosted import HostedRun
 from trimtab.notices import say, warn
 from trimtab.run import switched_off
+from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.gate import Gate
 from trimtab.torch.losses import RowLosses, rows_alone
 from trimtab.values import RunHeader
@@ -97,7 +98,8 @@ class TrainerRun(HostedRun):
         self._has_other_data = False
         self._num_trainings = 0
         self._source = ResumeSource()
-        self._saving = TrainerSaving(trainer, ranks=self._ranks)
+        self._together = RanksTogether()
+        self._saving = TrainerSaving(trainer, ranks=self._together)
         self._learning_rate = LearningRate(trainer, on_resume=lr_on_resume)
         self._tap: TrainerTap | None = None
         self._said_no_row_losses = False
@@ -202,8 +204,14 @@ class TrainerRun(HostedRun):
         trainer.training_step = recorded_training_step
         trainer.compute_loss = judged_loss
         trainer.train = recorded_train
-        self._saving.hook(self.state_dict)
+        self._saving.hook(self._state_to_save)
         self._learning_rate.hook()
+
+    def _state_to_save(self) -> dict[str, Any]:
+        """The run's state; what it has recorded up to there is in its log then, whatever becomes of the process."""
+        state = self.state_dict()
+        self.flush()
+        return state
 
     def _begin_training(self) -> None:
         """Puts the taps in place. A second training, also one the trainer itself starts over, is a run of its own."""
@@ -227,7 +235,7 @@ class TrainerRun(HostedRun):
         if state is not None:
             state.load(self._gate)
         self._learning_rate.begin(core, resumes=state is not None)
-        self._saving.begin(self._source.manifest)
+        self._saving.begin(self._source)
         self._data.record_exclusion(core)
         self._num_trainings += 1
         self._said_no_row_losses = False
@@ -246,16 +254,20 @@ class TrainerRun(HostedRun):
 
     def _look_at_checkpoint(self, resume_from_checkpoint: Any = None, *_: Any, **__: Any) -> None:
         """Reads what the checkpoint holds that the training is to go on from, as the trainer finds it."""
-        found = resume_from_checkpoint
-        if found is True:
-            out = Path(self._trainer.args.output_dir)
-            found = get_last_checkpoint(out) if out.is_dir() else None  # type: ignore[no-untyped-call]
-        folder = Path(found) if found else None  # none: the trainer says so itself
+        out = Path(self._trainer.args.output_dir)
+
+        def find() -> Path | None:
+            found = resume_from_checkpoint
+            if found is True:
+                found = get_last_checkpoint(out) if out.is_dir() else None  # type: ignore[no-untyped-call]
+            return Path(found) if found else None  # none: the trainer says so itself
+
         self._source = look_before_resuming(
-            folder,
+            find,
+            out=out,
             is_named=resume_from_checkpoint is not True,
             reads=self._trainer.args.local_process_index == 0,
-            ranks=self._ranks,
+            ranks=self._together,
             core=self._core,
         )
 
@@ -292,6 +304,7 @@ class TrainerRun(HostedRun):
         """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
         self._training = False
         self._remove_taps()
+        self._saving.end()
         self._gate.remove()
         self._data.tell_outcome()
         if self._core.is_first_rank:

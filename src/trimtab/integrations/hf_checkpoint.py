@@ -23,6 +23,7 @@ from trimtab.disk import NEW_SUFFIX, write_whole
 from trimtab.errors import UsageError
 from trimtab.notices import warn, warn_once
 from trimtab.run import RunCore
+from trimtab.strict_json import loads
 from trimtab.torch.gate import Gate
 
 STATE_NAME: Final = "trimtab_state.json"
@@ -128,20 +129,12 @@ def _read(path: Path) -> Any:
     if len(data) > MAX_SIZE_BYTES:
         raise _damaged(path, f"more than {MAX_SIZE_BYTES} bytes")
     try:
-        state = json.loads(data, object_pairs_hook=_refuse_twice)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "no JSON, or a name twice in it") from error
+        state = loads(data)
+    except ValueError as error:
+        raise _damaged(path, "no JSON, or NaN or a name twice in it") from error
     if not isinstance(state, dict):
         raise _damaged(path, "no JSON object")
     return state
-
-
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, unless a name stands twice in it, of which each reader takes another."""
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return entries
 
 
 def _damaged(path: Path, found: str) -> UsageError:

@@ -8,6 +8,7 @@ explicit request nothing changes.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -62,7 +63,9 @@ class LearningRate:
                 "TrainingArguments(learning_rate=...)."
             )
         elif self._on_resume is not None:
-            change = rebase_lr(trainer.optimizer, trainer.lr_scheduler, self._on_resume)
+            change = rebase_lr(trainer.optimizer, trainer.lr_scheduler, self._on_resume, quiet=True)
+            if core.is_first_rank and change.old != change.new:
+                say("resume", str(change), level=logging.INFO)
             core.event("lr_rebase", {"old": change.old, "new": change.new})
         elif resumes and core.is_first_rank:
             saved = base_lr(trainer.optimizer, trainer.lr_scheduler)

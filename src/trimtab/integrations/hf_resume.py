@@ -8,23 +8,29 @@ optimizer, if its file is missing) and not say so, it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import torch.distributed as dist
+from typing import Final
 
 from trimtab.errors import CheckpointError
 from trimtab.integrations.hf_checkpoint import STATE_NAME, SavedState
 from trimtab.notices import say, warn
-from trimtab.resume.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trimtab.resume.parts import listed
-from trimtab.resume.select import list_checkpoints, pick
-from trimtab.resume.verify import find_problems, verify
+from trimtab.resume.describe import last_serial
+from trimtab.resume.examine import Examined, examine
+from trimtab.resume.listing import list_checkpoints
+from trimtab.resume.manifest import MANIFEST_NAME, Manifest, ResumedFrom, read_manifest
+from trimtab.resume.runs import choose_run, told
+from trimtab.resume.select import instead_of
 from trimtab.run import RunCore
-from trimtab.text import plain
-from trimtab.torch.ranks import Ranks
+from trimtab.text import listed, plain
+from trimtab.torch.checkpoint_ranks import RanksTogether
+from trimtab.torch.health import Nonfinite, nonfinite_from_state
+
+BASELINE: Final = "nonfinite_at_start"
+"""Fact of a manifest: entries of weights and moments that were not finite when the run began."""
 
 _NEEDED: Final = ("optimizer", "scheduler", "step")
 """Parts without which transformers begins anew without saying so, or ends in an error that does not name them. Without
@@ -35,41 +41,48 @@ _MAX_PROBLEMS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ResumeSource:
-    """What a training goes on with.
+    """What a training goes on with: the same on every rank, but for the state, which each reads from its own disk.
 
     Attributes:
-        manifest: What its checkpoint says of itself; None where it says nothing, or the training begins anew.
         state: The run's state in its checkpoint; None where the training begins anew.
+        load: Which step is loaded, and what stands in the trainer's folder by then; None likewise.
+        baseline: What was not finite when the run began; None where its checkpoint does not say, or it begins anew.
     """
 
-    manifest: Manifest | None = None
     state: SavedState | None = None
+    load: ResumedFrom | None = None
+    baseline: Mapping[str, Nonfinite] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """What one process sees of the checkpoint that it is to resume from.
 
     Attributes:
-        manifest: What it says of itself; None where it says nothing.
+        name: What it is called; None where the training begins anew.
+        load: As in `ResumeSource`.
+        baseline: Likewise.
         told: What to say of it, a line each.
         warned: What to warn of.
     """
 
-    manifest: Manifest | None = None
+    name: str | None = None
+    load: ResumedFrom | None = None
+    baseline: Mapping[str, Nonfinite] | None = None
     told: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
 
 
 def look_before_resuming(
-    found: Path | None, *, is_named: bool, reads: bool, ranks: Ranks, core: RunCore
+    find: Callable[[], Path | None], *, out: Path, is_named: bool, reads: bool, ranks: RanksTogether, core: RunCore
 ) -> ResumeSource:
     """Looks at the checkpoint that a training is to go on from; among several ranks one collective.
 
     Args:
-        found: Its folder; None: the training begins anew, on this rank.
+        find: Finds its folder; None: the training begins anew, on this rank.
+        out: The folder that the trainer saves into.
         is_named: Whether the user named it: the newest one was asked for otherwise.
-        reads: Whether this process reads all of it: one of those that share a disk has to.
+        reads: Whether this process reads all of it: one of those that share a disk has to, and the first of all does.
         ranks: The processes that are to agree.
         core: A run with the settings of the one that is to go on.
 
@@ -77,40 +90,40 @@ def look_before_resuming(
         What is there to go on with.
 
     Raises:
-        CheckpointError: It is damaged, incomplete or (if it was not named) not healthy or another run's; or the ranks
-            would resume from different ones. The same on every rank.
-        UsageError: The run's state in it is damaged, or of other settings.
+        CheckpointError: It is damaged, incomplete or (if it was not named) not healthy, another run's or one that its
+            run was taken back behind; or it cannot be read; or the ranks would resume from different ones. The same on
+            every rank.
+        UsageError: The run's state in it is damaged, or of other settings; likewise.
     """
-    error, look = "", _Look()
-    try:
-        if found is not None and found.is_dir():  # else the trainer says so itself
-            look = _look(found, is_named=is_named, reads=reads)
-    except CheckpointError as refused:
-        error = str(refused)
-    _agree(None if found is None else found.name, error, ranks=ranks)
-    if ranks.rank == 0:
-        for line in look.told:
-            say("hf", line)
-        for line in look.warned:
-            warn("hf", line)
-    state = SavedState(found) if found is not None else None
-    if state is not None:
+    state: SavedState | None = None
+
+    def look() -> _Look:
+        nonlocal state
+        found = find()
+        if found is None:
+            return _Look()
+        # A folder that is not there the trainer tells of itself.
+        seen = _look(found, out=out, is_named=is_named) if reads and found.is_dir() else _Look(name=found.name)
+        state = SavedState(found)
         state.check(core)
-    return ResumeSource(look.manifest, state)
+        return seen
+
+    # Whatever fails on one rank, the others wait for its word.
+    looks = ranks.of_all(look)
+    _refuse_different([seen.name for seen in looks])
+    first = looks[0]
+    if ranks.is_first:
+        for line in first.told:
+            say("hf", line)
+        for line in first.warned:
+            warn("hf", line)
+    return ResumeSource(state, first.load, first.baseline)
 
 
-def _agree(name: str | None, error: str, *, ranks: Ranks) -> None:
-    """Raises on every rank what any of them has found, the first one's."""
-    told: list[Any] = [(name, error)]
-    if not ranks.alone:
-        told = [None] * ranks.world_size
-        dist.all_gather_object(told, (name, error), group=ranks.group)
-    errors = [error for _, error in told if error]
-    if errors:
-        raise CheckpointError(errors[0])
-    names = [name for name, _ in told]
-    if len(set(names)) > 1:
-        differing = next(rank for rank, other in enumerate(names) if other != names[0])
+def _refuse_different(names: list[str | None]) -> None:
+    """Refuses on every rank what the ranks would not all resume from."""
+    differing = next((rank for rank, name in enumerate(names) if name != names[0]), None)
+    if differing is not None:
         raise CheckpointError(
             f"The ranks would not resume from the same checkpoint: rank 0 from {_spelled(names[0])}, rank {differing} "
             f"from {_spelled(names[differing])}. Nothing was loaded. Give every rank the same resume_from_checkpoint, "
@@ -122,112 +135,103 @@ def _spelled(name: str | None) -> str:
     return "none" if name is None else plain(name)
 
 
-def _look(folder: Path, *, is_named: bool, reads: bool) -> _Look:
-    if not (folder / MANIFEST_NAME).exists():
-        return _without_manifest(folder) if reads else _Look()
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError as error:
-        raise CheckpointError(_refusal(f"{error}", folder)) from error
-    told = () if is_named else _compare_with_newest(folder, manifest)
-    _refuse_incomplete(folder, (name for name, files in manifest.parts.items() if not files))
-    if reads:
-        _refuse_damaged(folder, list(find_problems(folder, _as_there(folder, manifest))))
-    return _Look(manifest, told=told, warned=_check_health(folder, manifest, is_named=is_named))
+def _look(folder: Path, *, out: Path, is_named: bool) -> _Look:
+    rng = _rng_files(folder)
+    # The guard's history may be deleted, as its own errors advise; of the random numbers see below.
+    optional = (STATE_NAME, *rng)
+    found = examine(folder, needs=_NEEDED, optional=optional, most=_MAX_PROBLEMS + 1)
+    manifest = found.manifest
+    _refuse_incomplete(folder, found)
+    _refuse_damaged(folder, found)
+    if manifest is not None and not is_named:
+        _refuse_left_aside(folder, manifest)
+    warned = []
+    if "rng" in found.info.missing or not all(os.path.lexists(folder / file) for file in rng):
+        what = f"{plain(str(folder))} lacks random numbers: what goes on is not bit-identical (dropout, a shuffle)"
+        warned.append(_overridden(what, folder, found, is_named=is_named))
+    if manifest is not None and not manifest.healthy:
+        what = f"{plain(str(folder))} is not healthy: {plain('; '.join(manifest.unhealthy_because))}"
+        warned.append(_overridden(what, folder, found, is_named=is_named))
+    return _Look(
+        name=folder.name,
+        load=ResumedFrom(step=found.step or 0, serial=last_serial(out)),
+        baseline=None if manifest is None else _baseline(folder, manifest),
+        told=() if manifest is not None else (_no_manifest(folder),),
+        warned=tuple(warned),
+    )
 
 
-def _without_manifest(folder: Path) -> _Look:
-    report = verify(folder)
-    _refuse_damaged(folder, report.problems)
-    _refuse_incomplete(folder, report.missing)
-    line = (
+def _rng_files(folder: Path) -> tuple[str, ...]:
+    with suppress(CheckpointError):  # of what is wrong with a manifest `examine` tells
+        return read_manifest(folder).parts.get("rng", ())
+    return ()
+
+
+def _baseline(folder: Path, manifest: Manifest) -> dict[str, Nonfinite]:
+    return nonfinite_from_state(manifest.facts.get(BASELINE, {}), where=plain(str(folder / MANIFEST_NAME)))
+
+
+def _no_manifest(folder: Path) -> str:
+    return (
         f"{plain(str(folder))} has no {MANIFEST_NAME}: it was saved without Trimtab, or its save was cut off at its "
         "end. Its files have the right lengths and layout; a changed byte may not show, and whether it is healthy is "
         "not known."
     )
-    return _Look(told=(line,))
 
 
-def _as_there(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest, without the guard's history where somebody has deleted it, as that file's own errors advise."""
-    if (folder / STATE_NAME).exists():
-        return manifest
-    return replace(manifest, files=tuple(entry for entry in manifest.files if entry.path != STATE_NAME))
+def _refuse_damaged(folder: Path, found: Examined) -> None:
+    if found.problems:
+        more = "; and more" if len(found.problems) > _MAX_PROBLEMS else ""
+        problems = "; ".join(found.problems[:_MAX_PROBLEMS])
+        raise CheckpointError(_refusal(f"{plain(str(folder))} is damaged: {problems}{more}", folder, found))
 
 
-def _refuse_damaged(folder: Path, problems: Iterable[str]) -> None:
-    found = list(problems)
-    if not found:
-        return
-    more = f"; and {len(found) - _MAX_PROBLEMS} more" if len(found) > _MAX_PROBLEMS else ""
-    told = "; ".join(found[:_MAX_PROBLEMS])
-    raise CheckpointError(_refusal(f"{plain(str(folder))} is damaged: {told}{more}", folder))
-
-
-def _refuse_incomplete(folder: Path, missing: Iterable[str]) -> None:
-    lacks = [name for name in missing if name in _NEEDED]
-    if not lacks:
-        return
-    found = (
-        f"{plain(str(folder))} has no {listed(lacks)}, as save_only_model=True leaves it: transformers would begin "
-        "with new ones and say nothing. To begin a new training from its weights, load them with from_pretrained"
-    )
-    raise CheckpointError(_refusal(found, folder))
-
-
-def _check_health(folder: Path, manifest: Manifest, *, is_named: bool) -> tuple[str, ...]:
-    """What to warn of in a checkpoint that is not healthy; refused where the newest was asked for."""
-    if manifest.healthy:
-        return ()
-    because = plain("; ".join(manifest.unhealthy_because))
-    found = f"{plain(str(folder))} is not healthy: {because}"
-    if is_named:
-        return (f"{found}. It was named, so the training goes on from it.",)
-    raise CheckpointError(_refusal(found, folder, or_this=True))
-
-
-def _compare_with_newest(folder: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Holds the highest number, which transformers takes, against what was saved last.
-
-    Returns:
-        What to say where that is another one of the same run.
-
-    Raises:
-        CheckpointError: It is another run's.
-    """
-    known = [info for info in list_checkpoints(folder.parent) if info.serial is not None and info.run_id is not None]
-    newest = max(known, key=lambda info: info.serial or 0, default=None)
-    if newest is None or manifest.run_id is None or newest.path.name == folder.name:
-        return ()
-    if newest.run_id == manifest.run_id:
-        line = (
-            f"{plain(str(folder))} has the highest number, and {plain(newest.path.name)} was saved after it: the run "
-            f"was taken back. If that is the one that is meant, name it: {_call(newest.path)}."
+def _refuse_incomplete(folder: Path, found: Examined) -> None:
+    if found.missing:
+        what = (
+            f"{plain(str(folder))} has no {listed(found.missing)}, as save_only_model=True leaves it: transformers "
+            "would begin with new ones and say nothing. To begin a new training from its weights, load them with "
+            "from_pretrained"
         )
-        return (line,)
+        raise CheckpointError(_refusal(what, folder, found))
+
+
+def _refuse_left_aside(folder: Path, manifest: Manifest) -> None:
+    """Refuses the highest number, which transformers takes, where what was saved last went on from elsewhere."""
+    candidates = choose_run(list_checkpoints(folder.parent), folder=folder.parent, run_id=None).candidates
+    if any(info.path.name == folder.name for info in candidates):
+        return
+    newest = next(info for info in candidates if info.serial is not None)
+    name = plain(newest.path.name)
+    if newest.run_id == manifest.run_id:
+        why = f"its run was taken back to an earlier step since; its newest checkpoint from there on is {name}"
+    else:
+        why = (
+            f"is of {told(manifest.run_id)}; the newest run in its folder is {plain(str(newest.run_id))}, whose newest "
+            f"checkpoint is {name}"
+        )
     raise CheckpointError(
-        f"{plain(str(folder))} has the highest number and is of run {manifest.run_id}; the newest run in its folder is "
-        f"{newest.run_id}, whose newest checkpoint is {plain(newest.path.name)}. Nothing was loaded. Name the one that "
-        f"is meant: {_call(newest.path)}, or {_call(folder)}."
+        f"{plain(str(folder))} has the highest number and {why}. Nothing was loaded. Name the one that is meant: "
+        f"{_call(newest.path)}, or {_call(folder)}."
     )
 
 
-def _refusal(found: str, folder: Path, *, or_this: bool = False) -> str:
+def _overridden(what: str, folder: Path, found: Examined, *, is_named: bool) -> str:
+    """What to warn of where the user named the checkpoint; refused where the newest was asked for."""
+    if is_named:
+        return f"{what}. It was named, so the training goes on from it."
+    raise CheckpointError(f"{_refusal(what, folder, found)} To go on from it all the same, name it: {_call(folder)}.")
+
+
+def _refusal(what: str, folder: Path, found: Examined) -> str:
     """Says what was found, and which checkpoint to take instead."""
-    this = f" To go on from it all the same, name it: {_call(folder)}." if or_this else ""
-    return f"{found.rstrip('.')}. Nothing was loaded. {_instead(folder)}{this}"
-
-
-def _instead(folder: Path) -> str:
-    for healthy in (True, False):
-        try:
-            info = pick(folder.parent, healthy=healthy)
-        except CheckpointError:
-            continue
-        if info.path.name != folder.name:
-            kind = "healthy" if healthy else "whole"
-            return f"The last {kind} one is {plain(info.path.name)}: {_call(info.path)}."
-    return "No other checkpoint beside it is whole: begin anew, or copy it again from where it came from."
+    info = instead_of(folder, found.info.run_id)
+    if info is None:
+        instead = "No other checkpoint beside it is whole: begin anew, or copy it again from where it came from."
+    else:
+        kind = "healthy" if info.healthy else "whole"
+        instead = f"The last {kind} one is {plain(info.path.name)}: {_call(info.path)}."
+    return f"{what.rstrip('.')}. Nothing was loaded. {instead}"
 
 
 def _call(folder: Path) -> str:

@@ -1,11 +1,14 @@
 """What Trimtab adds to each checkpoint that a Trainer saves: the run's state while it is written, a manifest after.
 
     begin                      what is not finite from the start, once a training
-    hook                       save_model: the state goes in before the last files of the trainer's own
+    hook                       save_model: the state goes in before the last files of the trainer's own, and the
+                               trainer's rotation, which comes right after, is kept from the last healthy checkpoint
     describe                   on_save, on every rank: the manifest, once all of them have written
+    end                        the trainer's settings are the user's again
 
 Enters: a trainer, and its run. Leaves: two files in each checkpoint, or a line for each that the disk refused.
-Invariant: nothing of the trainer's own files is changed, and a save that went well stays one.
+Invariants: nothing of the trainer's own files is changed, and a save that went well stays one; while the model is not
+healthy no checkpoint that is gets deleted.
 """
 
 from __future__ import annotations
@@ -13,56 +16,64 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import torch.distributed as dist
+from typing import Any
 
 from trimtab.integrations.hf_checkpoint import save_state
-from trimtab.integrations.hf_manifest import Saved, write_manifest
+from trimtab.integrations.hf_manifest import write_manifest
+from trimtab.integrations.hf_resume import BASELINE, ResumeSource
+from trimtab.integrations.hf_rotation import Rotation
 from trimtab.notices import warn_once
-from trimtab.resume.manifest import Manifest
+from trimtab.resume.describe import Saved
+from trimtab.resume.manifest import ResumedFrom
 from trimtab.run import RunCore
 from trimtab.text import plain
-from trimtab.torch.health import (
-    Nonfinite,
-    find_nonfinite,
-    merged,
-    nonfinite_from_state,
-    nonfinite_to_state,
-    worse_than,
-)
-from trimtab.torch.ranks import Ranks
+from trimtab.torch.checkpoint_ranks import RanksTogether
+from trimtab.torch.health import Nonfinite, find_nonfinite, merged, nonfinite_to_state, worse_than
 from trimtab.torch.sharding import is_shard
 from trimtab.values import json_number
 
-_BASELINE: Final = "nonfinite_at_begin"
-"""Fact of a manifest: entries of weights and moments that were not finite when the run began."""
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A save that the trainer has begun.
+
+    Attributes:
+        folder: The checkpoint.
+        because: Why the model is not healthy, a sentence each; none where it is.
+    """
+
+    folder: Path
+    because: tuple[str, ...]
 
 
 class TrainerSaving:
     """The checkpoints of one trainer."""
 
-    def __init__(self, trainer: Any, *, ranks: Ranks) -> None:
+    def __init__(self, trainer: Any, *, ranks: RanksTogether) -> None:
         """Knows the trainer, and the processes that save with it."""
         self._trainer = trainer
         self._ranks = ranks
-        self._folder: Path | None = None
-        self._baseline: dict[str, Nonfinite] = {}
+        self._begun: _Begun | None = None
+        self._baseline: Mapping[str, Nonfinite] = {}
+        self._load: ResumedFrom | None = None
+        self._rotation = Rotation(trainer)
 
-    def begin(self, resumed: Manifest | None) -> None:
+    def begin(self, source: ResumeSource) -> None:
         """Notes what is not finite when the run begins; waits for the device.
 
         Args:
-            resumed: What the checkpoint that it goes on from says of itself; None: nothing, or it begins here.
-
-        Raises:
-            CheckpointError: Its list of what was not finite is none.
+            source: What it goes on with.
         """
-        if resumed is None:
-            self._baseline = self._nonfinite()
-        else:
-            self._baseline = nonfinite_from_state(resumed.facts.get(_BASELINE, {}), where="trimtab_manifest.json")
+        self.end()
+        self._load = source.load
+        self._baseline = self._nonfinite() if source.baseline is None else source.baseline
+
+    def end(self) -> None:
+        """Gives the trainer back the rotation that the user has set."""
+        self._begun = None
+        self._rotation.restore()
 
     def hook(self, state_of_run: Callable[[], Mapping[str, Any]]) -> None:
         """Makes the trainer's checkpoints hold what `state_of_run` gives, where a run has any."""
@@ -76,8 +87,10 @@ class TrainerSaving:
                 save_model(*args, **kwargs)
                 return
             state = state_of_run()  # what it may raise leaves no half of a checkpoint
+            because = self._unhealthy_because()
             save_model(*args, **kwargs)
-            self._folder = folder
+            self._begun = _Begun(folder, because)
+            self._rotation.before_rotation(folder, healthy=not because)
             if trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
                 save_state(folder, state)
 
@@ -94,20 +107,25 @@ class TrainerSaving:
         trainer = self._trainer
         step: int = trainer.state.global_step
         name = f"checkpoint-{step}"
-        folder = self._folder if self._folder is not None and self._folder.name == name else None
-        folder = folder or Path(trainer.args.output_dir, name)
-        because = self._unhealthy_because()
+        begun = self._begun
+        if begun is None or begun.folder.name != name:  # a trainer of the user's own, which saves in its own way
+            begun = _Begun(Path(trainer.args.output_dir, name), self._unhealthy_because())
+        folder, because = begun.folder, begun.because
         trainer.accelerator.wait_for_everyone()  # a rank may still be writing its random numbers
         facts: dict[str, Any] = {"folder": name}
         if trainer.args.should_save and self._is_there(folder):
             manifest = write_manifest(folder, self._saved(core, step=step, because=because))
             facts["healthy"] = not because
             facts["verifiable"] = manifest is not None
+            if manifest is not None and because:
+                self._rotation.after_manifest(folder, run_id=core.run_id)
         if because and core.is_first_rank:
+            limit = self._rotation.limit
+            kept = f" save_total_limit={limit} deletes no healthy one while that is so." if limit else ""
             warn_once(
                 "hf",
                 f"{plain(str(folder))} is not healthy: {'; '.join(because)}. A plain resume refuses it; `trimtab ckpt "
-                "pick --healthy` names the last one before. Said once.",
+                f"pick --healthy` names the last one before.{kept} Said once.",
                 cause="unhealthy checkpoint",
             )
         core.event("checkpoint", facts, step=step)
@@ -140,7 +158,7 @@ class TrainerSaving:
         if state.best_metric is not None:
             facts |= {"best_metric": json_number(state.best_metric), "best_global_step": state.best_global_step}
         if self._baseline:
-            facts[_BASELINE] = nonfinite_to_state(self._baseline)
+            facts[BASELINE] = nonfinite_to_state(self._baseline, as_text=True)
         if not self._looks_inside:
             facts["health"] = "of the logged loss alone"
         return Saved(
@@ -150,6 +168,7 @@ class TrainerSaving:
             has=frozenset(has),
             unhealthy_because=because,
             loss=None if loss is None else float(loss),
+            resumed_from=self._load,
             lr=tuple(float(group["lr"]) for group in trainer.optimizer.param_groups),
             facts=facts,
         )
@@ -179,8 +198,6 @@ class TrainerSaving:
         trainer = self._trainer
         if not self._looks_inside:
             return {}
-        if not any(is_shard(parameter) for parameter in trainer.model.parameters()):
-            return find_nonfinite(trainer.model, trainer.optimizer) if trainer.args.should_save else {}
-        told: list[Any] = [None] * self._ranks.world_size
-        dist.all_gather_object(told, find_nonfinite(trainer.model, trainer.optimizer), group=self._ranks.group)
-        return merged(told)
+        if any(is_shard(parameter) for parameter in trainer.model.parameters()):
+            return merged(self._ranks.of_all(lambda: find_nonfinite(trainer.model, trainer.optimizer)))
+        return find_nonfinite(trainer.model, trainer.optimizer) if trainer.args.should_save else {}

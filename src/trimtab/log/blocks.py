@@ -7,7 +7,6 @@ what `encode_*` was given, or raises `BadBlockError`; it never guesses.
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from trimtab.log.columns import StepColumns
 from trimtab.log.frames import KIND_EVENTS, KIND_ROWS, KIND_STEPS, MAX_PAYLOAD, Block
 from trimtab.log.planes import BadBlockError, decode_ints, encode_ints
+from trimtab.strict_json import loads
 from trimtab.values import STEP_REASONS, VERDICT_REASONS, Event
 
 MAX_RECORDS: Final = 1 << 19
@@ -180,8 +180,8 @@ def decode_events(raw: bytes) -> list[Event]:
     """The events of a block. Raises `BadBlockError` where it does not hold together."""
     _demand(len(raw) <= MAX_EVENTS_BYTES, f"events of {len(raw)} bytes")
     try:
-        document = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+        document = loads(raw)
+    except ValueError as error:
         raise BadBlockError("no JSON") from error
     _demand(isinstance(document, list), "no list of events")
     return [_event(entry) for entry in document]
@@ -194,17 +194,6 @@ def _event(entry: Any) -> Event:
     _demand(type(step) is int and abs(step) <= _INT64_MAX, "an event without a step")
     _demand(type(time) in (int, float) and abs(time) < 1e300, "an event without a time")
     return Event(kind, step, float(time), facts)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits[:40]} is beyond float64")
-    return number
 
 
 def _encode_floats(values: NDArray[np.float64]) -> list[bytes]:

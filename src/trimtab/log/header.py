@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trimtab.dataset.table_files import MAX_NAME_CHARS, MAX_NAMES
 from trimtab.errors import LogError, UsageError
+from trimtab.strict_json import loads
 from trimtab.values import RUN_ID, RunHeader
 
 HEADER_VERSION: Final = 1
@@ -42,8 +43,8 @@ def load_header(data: bytes, *, where: str) -> tuple[RunHeader | None, list[str]
     if len(data) > MAX_HEADER_SIZE:
         return None, [f"{where}: more than {MAX_HEADER_SIZE} bytes, which is no run header; left out"]
     try:
-        document = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        document = loads(data)
+    except ValueError:
         return None, [f"{where}: no JSON; left out"]
     if not isinstance(document, dict):
         return None, [f"{where}: no JSON object; left out"]
@@ -66,10 +67,6 @@ def load_header(data: bytes, *, where: str) -> tuple[RunHeader | None, list[str]
             fields[name] = default
             wrong.append(f"{where}: {name} is not what it should be; {default!r} is taken")
     return RunHeader(**fields), wrong
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _is_text(value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from trimtab.errors import LogError
 from trimtab.log.frames import MAX_ATTEMPT, MAX_RANK
 from trimtab.log.header import dump_header, load_header
+from trimtab.strict_json import loads
 from trimtab.values import RUN_ID, RunHeader
 
 INFO_NAME: Final = "segment.json"
@@ -148,8 +149,8 @@ def load_info(data: bytes) -> SegmentInfo:
     rest = data[_CHECK_SIZE:]
     _demand(data[:_CHECK_SIZE] == _CHECK % zlib.crc32(rest), "has a wrong checksum")
     try:
-        document = json.loads(b"{" + rest, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = loads(b"{" + rest)
+    except ValueError as error:
         raise BadSegmentError("is no JSON") from error
     version = document.get("version")
     _demand(type(version) is int and version >= 1, "has no version")
@@ -213,10 +214,6 @@ def _whole(entry: Any, name: str, bounds: range) -> int:
     value = entry.get(name)
     _demand(type(value) is int and value in bounds, f"has no {name} that could be one")
     return value  # type: ignore[no-any-return]
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _demand(holds: object, otherwise: str) -> None:

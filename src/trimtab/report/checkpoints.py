@@ -33,12 +33,14 @@ class ListedFolder:
     Attributes:
         path: The folder.
         checkpoints: Those that are checkpoints by their name, newest first.
-        ignored: Everything else in it.
+        ignored: Everything else in it, the first 1,000 entries.
+        num_ignored: How many entries that is in all.
     """
 
     path: Path
     checkpoints: tuple[CheckpointInfo, ...]
     ignored: tuple[Ignored, ...]
+    num_ignored: int
 
     def to_dict(self) -> dict[str, Any]:
         """One entry of the JSON document of `ckpt ls --json`."""
@@ -46,38 +48,53 @@ class ListedFolder:
         return {
             "path": str(self.path),
             "checkpoints": [{key: entry[key] for key in entry if key not in _LIST_ONLY} for entry in entries],
-            "ignored": [{"path": str(entry.path), "reason": entry.reason} for entry in self.ignored],
+            "ignored": reasons_to_json(self.ignored),
+            "num_ignored": self.num_ignored,
         }
 
 
-def draw_folders(folders: Sequence[ListedFolder], *, console: Console) -> None:
-    """Draws the checkpoints of each folder, and what else stands in it."""
+def reasons_to_json(entries: Sequence[Ignored]) -> list[dict[str, str]]:
+    """What was ignored, as the JSON documents have it."""
+    return [{"path": str(entry.path), "reason": entry.reason} for entry in entries]
+
+
+def draw_folders(folders: Sequence[ListedFolder], *, passed_over: Sequence[Ignored] = (), console: Console) -> None:
+    """Draws the checkpoints of each folder, what else stands in it, and what beside the folders was passed over."""
     for place, folder in enumerate(folders):
         if place:
             say(console, "")
         _draw_folder(folder, console=console)
+    draw_passed_over(passed_over, console=console)
     if any(folder.checkpoints for folder in folders):
         say(console, "")
         tell(
             console,
             "whole: every file is there in the size that its manifest says; trimtab ckpt verify reads every byte. "
-            "A dash is what no manifest says.",
+            "A dash is what no manifest says. trimtab ckpt pick takes none that is not whole, or that lacks a part.",
         )
 
 
-def draw_picked(info: CheckpointInfo, *, console: Console) -> None:
-    """Draws the path of the checkpoint, alone."""
-    say(console, plain(str(info.path)))
+def draw_passed_over(entries: Sequence[Ignored], *, console: Console) -> None:
+    """Draws what was not looked into, entry by entry."""
+    _draw_reasons("ignored", entries, len(entries), console=console)
 
 
-def draw_remarks(info: CheckpointInfo, *, console: Console) -> None:
-    """Draws what a user should know of the choice: why others were refused, and what holds for the one taken."""
+def draw_remarks(info: CheckpointInfo, *, last_healthy: str | None = None, console: Console) -> None:
+    """Draws what a user should know of the choice: why others were refused, and what holds for the one taken.
+
+    Args:
+        info: The choice.
+        last_healthy: Where it is not healthy: which one is, and how to get that, as a sentence.
+        console: Where to draw.
+    """
     health = {True: "healthy", False: f"not healthy: {_because(info)}", None: "its health is not known"}[info.healthy]
     tell(console, f"step {info.step}, {health}")
-    _draw_reasons("refused", info.refused, console=console)
+    if last_healthy is not None:
+        tell(console, f"warning: {plain(last_healthy)}", style="bold")
+    _draw_reasons("refused", info.refused, len(info.refused), console=console)
     for notice in info.notices:
         tell(console, f"note: {plain(notice)}")
-    _draw_reasons("ignored", info.ignored, console=console)
+    _draw_reasons("ignored", info.ignored, info.num_ignored, console=console)
 
 
 def draw_reports(reports: Sequence[VerifyReport], *, console: Console) -> None:
@@ -88,6 +105,8 @@ def draw_reports(reports: Sequence[VerifyReport], *, console: Console) -> None:
         if report.ok:
             files = "1 file" if report.num_files == 1 else f"{report.num_files:,} files"
             say(console, f"ok       {path}: {promise} ({files}, {_size(report.size_bytes)})")
+        elif report.needs_pickle:
+            say(console, f"pickle   {path}: not damaged as far as it can be read, and cannot be loaded without pickle")
         else:
             say(console, f"damaged  {path}")
         for problem in report.problems:
@@ -98,10 +117,12 @@ def draw_reports(reports: Sequence[VerifyReport], *, console: Console) -> None:
             tell(console, "was not healthy when it was saved", indent="    ")
         for note in report.notes:
             tell(console, f"note: {plain(note)}", indent="    ")
-    num_damaged = sum(not report.ok for report in reports)
+    num_pickle = sum(report.needs_pickle for report in reports)
+    num_damaged = sum(not report.ok for report in reports) - num_pickle
     if len(reports) > 1:
+        need = f", {num_pickle} that cannot be loaded without pickle" if num_pickle else ""
         say(console, "")
-        say(console, f"{len(reports)} checkpoints, {num_damaged or 'none'} damaged")
+        say(console, f"{len(reports)} checkpoints, {num_damaged or 'none'} damaged{need}")
 
 
 def _draw_folder(folder: ListedFolder, *, console: Console) -> None:
@@ -123,7 +144,7 @@ def _draw_folder(folder: ListedFolder, *, console: Console) -> None:
         draw_table(table, console=console, below=[_below(info) for info in folder.checkpoints])
     else:
         tell(console, f"{path} holds no checkpoint: none is called step_500, checkpoint-500 or step_500.pt")
-    _draw_reasons("ignored", folder.ignored, console=console)
+    _draw_reasons("ignored", folder.ignored, folder.num_ignored, console=console)
 
 
 def _cells(info: CheckpointInfo) -> tuple[str, ...]:
@@ -142,10 +163,12 @@ def _cells(info: CheckpointInfo) -> tuple[str, ...]:
 def _below(info: CheckpointInfo) -> str:
     """What a row of the list leaves open, on a line of its own."""
     clauses = [] if info.problem is None else [info.problem]
-    if info.problem is None and info.missing and info.promise == "checksums":
+    if info.problem is None and info.missing:
         clauses.append(f"lacks {', '.join(info.missing)}, which a resume needs")
     if info.healthy is False:
         clauses.append(f"not healthy: {_because(info)}")
+    if info.abandoned:
+        clauses.append("left aside: its run was taken back to an earlier step since, and went on from there")
     return f"    {plain('; '.join(clauses))}" if clauses else ""
 
 
@@ -153,11 +176,12 @@ def _because(info: CheckpointInfo) -> str:
     return plain("; ".join(info.unhealthy_because)) or "its manifest does not say why"
 
 
-def _draw_reasons(what: str, entries: Sequence[Refused | Ignored], *, console: Console) -> None:
+def _draw_reasons(what: str, entries: Sequence[Refused | Ignored], num_entries: int, *, console: Console) -> None:
     for entry in entries[:MAX_IGNORED]:
         tell(console, f"{what}: {plain(entry.path.name)}: {plain(entry.reason)}")
-    if len(entries) > MAX_IGNORED:
-        say(console, f"{what}: {len(entries) - MAX_IGNORED:,} more; --json lists them")
+    if num_entries > MAX_IGNORED:
+        listed = "them" if len(entries) == num_entries else f"the first {len(entries):,}"
+        say(console, f"{what}: {num_entries - MAX_IGNORED:,} more; --json lists {listed}")
 
 
 def _size(num_bytes: int) -> str:

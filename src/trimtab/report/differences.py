@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from trimtab.analysis.difference import Cell, Difference, Differences
+from trimtab.analysis.difference import Cell, Difference, Differences, Lack
 from trimtab.report.lines import draw_table, make_table, say, tell
 from trimtab.text import plain
 
@@ -27,26 +27,44 @@ def render(found: Differences, *, console: Console) -> None:
     if found.first is None:
         tell(console, f"The same, bit for bit, in {steps}: {', '.join(found.columns)}", style="bold green")
     else:
-        tell(console, in_words(found.first), style="bold red")
-        _draw_columns(found, console=console)
+        for lack in found.lacks:
+            tell(console, lack_in_words(lack), style="bold red")
+        if found.first_in_both is not None:
+            besides = " besides" if found.lacks else ""
+            tell(console, in_words(found.first_in_both, besides=besides), style="bold red")
+            _draw_columns(found, console=console)
         alike = [name for name, step in found.columns.items() if step is None]
         if alike:
             say(console, "")
-            tell(console, f"The same in {steps}: {', '.join(alike)}")
+            held = f"the {steps} that both hold" if found.lacks else steps
+            tell(console, f"The same in {held}: {', '.join(alike)}")
     if found.notices:
         say(console, "")
     for notice in found.notices:
         tell(console, f"Note: {plain(notice)}")
 
 
-def in_words(first: Difference) -> str:
-    """The first difference as a sentence."""
-    if first.column == "step":
-        run = "b" if first.b is None else "a"
-        return f"The runs part at step {first.step}: {run} does not hold it"
+def lack_in_words(lack: Lack) -> str:
+    """The steps that one of the runs lacks as a sentence."""
+    if lack.num_steps == 1:
+        which = f"step {lack.first}"
+    elif lack.num_steps == lack.last - lack.first + 1:
+        which = f"steps {lack.first} to {lack.last}"
+    else:
+        which = f"{lack.num_steps:,} steps between {lack.first} and {lack.last}"
+    why = " (a run killed before its log was written?)" if lack.is_end else ""
+    return f"{lack.run} lacks {which}{why}"
+
+
+def in_words(first: Difference, *, besides: str = "") -> str:
+    """The first difference in a step that both runs hold, as a sentence; `besides` follows "The runs part"."""
     where = [f"{word} {getattr(first, name)}" for name, word in _PLACES if getattr(first, name) is not None]
     place = ", ".join([f"step {first.step}", *where])
-    return f"The runs part at {place}: {first.column} is {_cell(first.a)} in a, {_cell(first.b)} in b"
+    if first.column in ("rank", "rows.rank"):
+        run = "a" if first.a is None else "b"
+        what = "rows" if first.column == "rows.rank" else "record of the step"
+        return f"The runs part{besides} at step {first.step}: {run} has no {what} from rank {first.rank}"
+    return f"The runs part{besides} at {place}: {first.column} is {_cell(first.a)} in a, {_cell(first.b)} in b"
 
 
 def _cell(cell: Cell) -> str:
@@ -60,6 +78,6 @@ def _draw_columns(found: Differences, *, console: Console) -> None:
     say(console, "")
     table = make_table([("column", False), ("differs from step", True)], console=console)
     for name, step in found.columns.items():
-        if step is not None:
+        if step is not None and name != "step":
             table.add_row(Text(name), Text(str(step)))
     draw_table(table, console=console)

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+Progress = Callable[[int], None]
+"""Called now and then with how many more bytes were read."""
+
 _BUFFER_BYTES: Final = 1 << 20
 """What stays in the cache of one core between the copy and the checksum."""
 
@@ -35,7 +38,7 @@ def demand_plain_file(path: str | Path) -> int:
     return found.st_size
 
 
-def read_checksum(path: Path, *, progress: Callable[[int], None] | None = None) -> tuple[int, int]:
+def read_checksum(path: Path, *, progress: Progress | None = None) -> tuple[int, int]:
     """Reads a file.
 
     Args:

@@ -65,16 +65,19 @@ def make_folders(path: Path, *, disk: Disk) -> None:
     """Makes a folder and those above it that are missing; another process may do the same.
 
     Raises:
-        OSError: It could not, or there is a file of that name.
+        OSError: It could not; or there is a file of that name, or a link that leads nowhere, and `strerror` says what
+            to do.
     """
     if path.is_dir():
         return
     make_folders(path.parent, disk=disk)
     try:
         disk.make_folder(path)
-    except FileExistsError:
+    except FileExistsError as error:
         if not path.is_dir():
-            raise
+            there = "a link that leads nowhere" if path.is_symlink() else "a file"
+            why = f"{there} stands where a folder is needed. Remove it, or name another folder"
+            raise FileExistsError(error.errno, why, os.fspath(path)) from error
     disk.sync_folder(path.parent)
 
 

@@ -19,6 +19,7 @@ from typing import Final
 from trimtab.errors import CheckpointError
 from trimtab.resume.disk_changes import DISK, Disk, remove_tree
 from trimtab.resume.manifest import Manifest, read_manifest
+from trimtab.resume.names import DRAFT_NAME, STEP_NAME
 
 if sys.platform != "win32":  # there, one saver a folder is the user's promise
     import fcntl
@@ -28,8 +29,6 @@ REPLACES: Final = "replaces"
 
 _AGAIN: Final = "again-"
 
-_DRAFT: Final = re.compile(r"step_[0-9]+\.tmp-[0-9a-f]{8}")
-_STEP: Final = re.compile(r"step_[0-9]+")
 _INSIDE: Final = re.compile(r"again-[0-9a-f]{8}")
 
 
@@ -100,9 +99,9 @@ def clear_dead_drafts(folder: Path, *, disk: Disk = DISK) -> None:
     """
     for path in _folders(folder):
         with suppress(OSError, CheckpointError):
-            if _DRAFT.fullmatch(path.name):
+            if DRAFT_NAME.fullmatch(path.name):
                 _remove_if_dead(path, disk=disk)
-            elif _STEP.fullmatch(path.name) and any(is_inside(inside.name) for inside in _folders(path)):
+            elif STEP_NAME.fullmatch(path.name) and any(is_inside(inside.name) for inside in _folders(path)):
                 with one_at_a_time(folder):
                     remove_replaced(path, disk=disk)
 
@@ -121,7 +120,7 @@ def remove_replaced(checkpoint: Path, *, disk: Disk = DISK) -> None:
     manifest = read_manifest(checkpoint)
     _remove_files(checkpoint, replaced_by(manifest), disk=disk)
     for path in _folders(checkpoint):
-        if is_inside(path.name) and not names(manifest, path.name):
+        if is_inside(path.name) and not has_files_in(manifest, path.name):
             _remove_if_dead(path, disk=disk)
 
 
@@ -148,7 +147,7 @@ def replaced_by(manifest: Manifest) -> tuple[str, ...]:
     return tuple(path for path in said if _is_path(path) and path not in part) if isinstance(said, list) else ()
 
 
-def names(manifest: Manifest, folder: str) -> bool:
+def has_files_in(manifest: Manifest, folder: str) -> bool:
     """Whether a file of the checkpoint is in this folder of it."""
     return any(entry.path.startswith(f"{folder}/") for entry in manifest.files)
 

@@ -6,17 +6,16 @@ reads no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trimtab.resume.manifest import ResumedFrom
 from trimtab.resume.names import Ignored
 from trimtab.values import json_number
 
 Promise = Literal["checksums", "structure"]
 """What holding means: every byte is what was saved; or, without a manifest, lengths and layout are right."""
-
-SaverName = Literal["trimtab", "transformers", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,10 @@ class CheckpointInfo:
         unhealthy_because: Why it was not, a sentence each.
         run_id: The run that saved it; None where nobody named one, or no manifest says.
         serial: The place of its save among all in its folder; None where no manifest says.
-        saver: Who wrote the files.
+        resumed_from: The load that its saver went on from; None where there was none, or no manifest says.
+        abandoned: Whether its run was taken back behind it since, and went on from there: such a one is never picked,
+            and still loads by its path.
+        saver: Who wrote the files: "trimtab", "transformers", or "file" for somebody's own loop.
         parts: What it holds, by name; empty where that was not looked up.
         missing: What a resume lacks, by name.
         promise: "checksums" where a manifest holds them, else "structure".
@@ -52,7 +54,8 @@ class CheckpointInfo:
         size_bytes: Bytes of its files; None where that was not looked up.
         problem: What is wrong with it, as far as it was looked at; None if nothing is.
         refused: Newer ones that were looked at and not taken.
-        ignored: What else stands in the folder.
+        ignored: What else stands in the folder, the first 1,000 entries.
+        num_ignored: How many entries that is in all.
         notices: What a user should know of the choice, a sentence each; in plain ASCII.
     """
 
@@ -62,7 +65,9 @@ class CheckpointInfo:
     unhealthy_because: tuple[str, ...] = ()
     run_id: str | None = None
     serial: int | None = None
-    saver: SaverName = "trimtab"
+    resumed_from: ResumedFrom | None = None
+    abandoned: bool = False
+    saver: str = "trimtab"
     parts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     promise: Promise = "checksums"
@@ -72,6 +77,7 @@ class CheckpointInfo:
     problem: str | None = None
     refused: tuple[Refused, ...] = ()
     ignored: tuple[Ignored, ...] = ()
+    num_ignored: int = 0
     notices: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +90,8 @@ class CheckpointInfo:
             "unhealthy_because": list(self.unhealthy_because),
             "run_id": self.run_id,
             "serial": self.serial,
+            "resumed_from": None if self.resumed_from is None else asdict(self.resumed_from),
+            "abandoned": self.abandoned,
             "saver": self.saver,
             "parts": list(self.parts),
             "missing": list(self.missing),
@@ -94,6 +102,7 @@ class CheckpointInfo:
             "problem": self.problem,
             "refused": [{"path": str(entry.path), "reason": entry.reason} for entry in self.refused],
             "ignored": [{"path": str(entry.path), "reason": entry.reason} for entry in self.ignored],
+            "num_ignored": self.num_ignored,
             "notices": list(self.notices),
         }
 
@@ -107,6 +116,7 @@ class VerifyReport:
         step: The step that its manifest says, else its name; None where neither does.
         ok: Whether every promise holds; what a resume lacks is in `missing`, and is no damage.
         problems: What is wrong, a sentence each; in plain ASCII.
+        needs_pickle: Whether all of `problems` are that nothing but pickle would load a file: no damage was found.
         notes: What is no damage and yet worth a line.
         promise: "checksums" where a manifest holds them, else "structure".
         healthy: Whether it was healthy when it was saved; None where no manifest says.
@@ -120,6 +130,7 @@ class VerifyReport:
     step: int | None
     ok: bool
     problems: tuple[str, ...] = ()
+    needs_pickle: bool = False
     notes: tuple[str, ...] = ()
     promise: Promise = "checksums"
     healthy: bool | None = None
@@ -136,6 +147,7 @@ class VerifyReport:
             "step": self.step,
             "ok": self.ok,
             "problems": list(self.problems),
+            "needs_pickle": self.needs_pickle,
             "notes": list(self.notes),
             "promise": self.promise,
             "healthy": self.healthy,

@@ -21,7 +21,8 @@ from typing import Any, Final, Literal, get_args
 
 from trimtab.errors import CheckpointError, UsageError
 from trimtab.resume.checksum import demand_plain_file
-from trimtab.resume.strict_json import BadFieldError, count, entries, items, loads, number, refuse, shown, texts
+from trimtab.resume.fields import BadFieldError, count, entries, items, number, refuse, shown, texts
+from trimtab.strict_json import loads
 from trimtab.text import plain
 from trimtab.values import RUN_ID, json_number
 
@@ -56,6 +57,19 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedFrom:
+    """The load that a saver went on from: where a run was taken back, and what stood in the folder by then.
+
+    Attributes:
+        step: The step of the checkpoint that was loaded.
+        serial: The highest serial in the folder of the saver at that load; 0 in one without checkpoints.
+    """
+
+    step: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a checkpoint says of itself.
 
@@ -65,6 +79,8 @@ class Manifest:
         run_id: The run that saved it; None where nobody named it.
         serial: The place of this save among all in its folder, from 1: a clock that does not jump. The run with the
             highest one is the folder's newest, whatever the clocks of the machines said.
+        resumed_from: The last load before this save; None where the saver loaded none. Of the run's checkpoints those
+            that were saved before that load and have a higher step were left behind (`trimtab.resume.lineage`).
         parts: What this run has, by name (`trimtab.resume.parts`), and the files that hold it.
         files: Every file of the checkpoint but the manifest itself.
         world_size: Ranks that saved it.
@@ -84,6 +100,7 @@ class Manifest:
     serial: int
     parts: Mapping[str, tuple[str, ...]]
     files: tuple[FileEntry, ...]
+    resumed_from: ResumedFrom | None = None
     world_size: int = 1
     healthy: bool = True
     unhealthy_because: tuple[str, ...] = ()
@@ -111,6 +128,11 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(f"{where}: {plain(why)}, expected the manifest of a checkpoint") from error
     return load_manifest(data, where=where)
+
+
+def has_manifest(path: Path) -> bool:
+    """Whether anything is where a manifest should be."""
+    return os.path.lexists(path / MANIFEST_NAME)
 
 
 def load_manifest(data: bytes, *, where: str) -> Manifest:
@@ -196,6 +218,7 @@ def _manifest(document: Mapping[str, Any]) -> Manifest:
         serial=count(_field(document, "serial"), "serial", least=1),
         parts=_parts(_field(document, "parts"), known={entry.path for entry in files}),
         files=files,
+        resumed_from=_resumed_from(document.get("resumed_from")),
         world_size=count(document.get("world_size", 1), "world_size", least=1),
         healthy=healthy,
         unhealthy_because=texts(document.get("unhealthy_because", []), "unhealthy_because"),
@@ -204,6 +227,15 @@ def _manifest(document: Mapping[str, Any]) -> Manifest:
         saved_at=number(document.get("saved_at", 0.0), "saved_at"),
         versions=_versions(document.get("versions", {})),
         facts=entries(document.get("facts", {}), "facts"),
+    )
+
+
+def _resumed_from(found: object) -> ResumedFrom | None:
+    if found is None:
+        return None
+    load = entries(found, "resumed_from")
+    return ResumedFrom(
+        step=count(load.get("step"), "resumed_from step"), serial=count(load.get("serial"), "resumed_from serial")
     )
 
 

@@ -51,14 +51,3 @@ def missing_parts(parts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
         ('optimizer', 'rng', 'scheduler')
     """
     return in_order({*ALWAYS, *parts} - {name for name, files in parts.items() if files})
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names as a sentence has them.
-
-    Example:
-        >>> listed(["model", "optimizer", "rng"])
-        'model, optimizer and rng'
-    """
-    *head, last = names
-    return f"{', '.join(head)} and {last}" if head else last

@@ -7,13 +7,30 @@ the optimizer had when it was saved. Leaves: a `Break`, or none. Pure: no schedu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
-from trimtab.resume.continuity import Break, SeenStep
+from trimtab.resume.around import Around, Judged, Seen
+from trimtab.resume.breaks import Break, SeenStep
 
 SAME_LR: Final = 1e-6
 """Part by which two learning rates of one schedule may differ: closed and recursive forms differ by 1e-12, a rate that
 is a float32 tensor by 1e-7; one step of a cosine over 100,000 moves a rate by 3e-5 of itself nearly everywhere."""
+
+
+def judge(around: Around, seen: Seen) -> Judged | None:
+    """Judges the rates of the first steps; on rank 0, which speaks for all."""
+    if around.rank:
+        return None
+    before = around.before
+    if around.was_rebased:
+        return Judged("learning rate", left_out="another one was asked for")
+    if all(step.lr is None for step in seen.steps):
+        return Judged("learning rate", left_out="the resumed steps report none")
+    if before.next_lr is None and len(before.steps) <= 2 and not around.recorded:
+        return Judged("learning rate", left_out="those before the checkpoint are not known")
+    breaks = judge_lrs(before.steps, seen.steps, recorded=around.recorded, next_lr=before.next_lr)
+    return Judged("learning rate", breaks)
 
 
 def judge_lrs(
@@ -43,7 +60,7 @@ def judge_lrs(
     if before and before[-1].lr is not None:
         expected[before[-1].step] = before[-1].lr
     if any(step in expected for step, _ in rates):
-        return _against_schedule(rates, expected)
+        return _against_schedule(rates, expected, last)
     (step, found) = rates[0]
     if _repeats_last(last, [lr for _, lr in rates]):
         return [_off_by_one(step, found, expected=2 * last[-1] - last[-2], late=True)]
@@ -55,6 +72,8 @@ def judge_lrs(
         return []
     if last and _same(found, last[-1]):
         return [_off_by_one(step, found, expected=next_lr, late=True)]
+    if _is_one_ahead([*last, next_lr], [lr for _, lr in rates]):
+        return [_off_by_one(step, found, expected=next_lr, late=False)]
     return [_other_lr(step, found, expected=next_lr, whose="the optimizer of the checkpoint had")]
 
 
@@ -62,8 +81,10 @@ def _same(found: float, expected: float) -> bool:
     return abs(found - expected) <= SAME_LR * abs(expected)
 
 
-def _against_schedule(rates: Sequence[tuple[int, float]], expected: dict[int, float]) -> list[Break]:
-    """Compares step by step with rates that were recorded."""
+def _against_schedule(
+    rates: Sequence[tuple[int, float]], expected: dict[int, float], last: Sequence[float]
+) -> list[Break]:
+    """Compares step by step with rates that were recorded; `last` are those before them."""
     differing = [(step, lr) for step, lr in rates if step in expected and not _same(lr, expected[step])]
     if not differing:
         return []
@@ -72,6 +93,8 @@ def _against_schedule(rates: Sequence[tuple[int, float]], expected: dict[int, fl
         shifted = [(lr, expected[at + shift]) for at, lr in rates if at + shift in expected]
         if shifted and len(shifted) >= len(differing) - 1 and all(_same(lr, wanted) for lr, wanted in shifted):
             return [_off_by_one(step, found, expected=expected[step], late=late)]
+    if step == rates[0][0] and _is_one_ahead([*last, expected[step]], [lr for _, lr in rates]):
+        return [_off_by_one(step, found, expected=expected[step], late=False)]
     return [_other_lr(step, found, expected=expected[step], whose="an earlier attempt had there")]
 
 
@@ -92,6 +115,22 @@ def _leaps(last: Sequence[float], rates: Sequence[float]) -> bool:
     return all(abs(part - 1) < 0.2 for part in even) and abs((rates[0] - last[-1]) / moved - 2) < 0.3
 
 
+def _is_one_ahead(known: Sequence[float], rates: Sequence[float]) -> bool:
+    """Whether rates that should begin with the last of `known` begin with the one after it.
+
+    That one is not known. But a schedule bends evenly from step to step: where the next rates lie on the parabola
+    through the last three, they are what follows them. At a corner, as where a warm-up ends, nothing is told.
+    """
+    if len(known) < 3:
+        return False
+    path = [*known[-3:], *rates[:2]]
+    moves = [after - before for before, after in pairwise(path)]
+    return all(
+        moves[place] != 0 and abs(moves[place] - 2 * moves[place - 1] + moves[place - 2]) <= 0.1 * abs(moves[place])
+        for place in range(2, len(moves))
+    )
+
+
 def _stands(last: Sequence[float]) -> bool:
     """Whether the last rates hardly moved, as at the top of a cosine: then nothing tells one step from the next."""
     return abs(last[-1] - last[-2]) <= 10 * SAME_LR * abs(last[-1])
@@ -99,9 +138,14 @@ def _stands(last: Sequence[float]) -> bool:
 
 def _off_by_one(step: int, found: float, *, expected: float, late: bool) -> Break:
     which = "that of the step before" if late else "that of the step after"
+    advice = (
+        "Save after scheduler.step(), and load the scheduler's state"
+        if late
+        else "Call scheduler.step() once a step, and not after loading the scheduler's state"
+    )
     text = (
         f"the learning rate of step {step} is {found:.4g}, and {expected:.4g} by the schedule: off by one, {which}. "
-        "Save after scheduler.step(), and load the scheduler's state"
+        f"{advice}"
     )
     return Break(kind="lr_off_by_one", severity="warning", step=step, text=text, found=found, expected=expected)
 

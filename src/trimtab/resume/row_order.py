@@ -8,13 +8,12 @@ before such a place it repeats what came before the checkpoint. Pure, on arrays 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trimtab.resume.continuity import Break, Severity
+from trimtab.resume.around import Around, Judged, Rows, RowsAround, Seen
+from trimtab.resume.breaks import Break, Severity
 
 MIN_FOUND: Final = 4
 """Rows in a row by which a place is known again, or all there are: two rows follow each other twice by chance."""
@@ -31,46 +30,25 @@ _WHOLE: Final = 0.9
 _MIN_AGAIN: Final = 0.1
 """Part of the rows looked at that must have been seen in their epoch: drawing with replacement gives some."""
 
-_Rows = NDArray[np.int64]
+_MAX_CHANCE: Final = 1e-3
+"""Chance of an order that was drawn anew to begin with as many new rows, below which the order is the run's own."""
 
 
-def _no_rows() -> _Rows:
-    return np.empty(0, np.int64)
+def judge(around: Around, seen: Seen) -> Judged | None:
+    """Judges the rows of one rank's first steps."""
+    rows = around.rows
+    if rows.is_empty:
+        return Judged("rows", left_out=around.no_rows_because)
+    if not seen.rows.size:
+        return Judged("rows", left_out="those of the resumed steps are not recorded")
+    breaks = judge_rows(rows, seen.rows, step=around.step)
+    remark = None
+    if not rows.to_checkpoint and rows.before.size and rows.before_steps[-1] < around.step - 1:
+        remark = f"of the steps before the checkpoint the log holds those up to {rows.before_steps[-1]}"
+    return Judged("rows", breaks, remark=remark)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowsAround:
-    """What a rank recorded around a checkpoint.
-
-    Attributes:
-        before: (P,) int64 rows up to the checkpoint, in the order trained on.
-        after: (A,) int64 rows after it, of an earlier attempt; none where none went past it.
-        before_steps: (P,) int64, the step of each row in `before`.
-        after_steps: (A,) int64, the step of each row in `after`.
-        from_start: Whether `before` begins with the run's first row.
-        to_checkpoint: Whether `before` ends with the checkpoint's last row: a run that was killed may have lost it.
-        epochs: Where epochs begin in `before` (`epoch_begins`), if it begins with the run.
-        num_rows: Rows of the dataset; None where nobody knows.
-        num_ranks: Ranks that share them.
-    """
-
-    before: _Rows = field(default_factory=_no_rows)
-    after: _Rows = field(default_factory=_no_rows)
-    before_steps: _Rows = field(default_factory=_no_rows)
-    after_steps: _Rows = field(default_factory=_no_rows)
-    from_start: bool = False
-    to_checkpoint: bool = False
-    epochs: tuple[int, ...] = (0,)
-    num_rows: int | None = None
-    num_ranks: int = 1
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is known to compare with."""
-        return not self.before.size and not self.after.size
-
-
-def epoch_begins(before: _Rows, *, num_ranks: int) -> tuple[int, ...]:
+def epoch_begins(before: Rows, *, num_ranks: int) -> tuple[int, ...]:
     """Where epochs begin in rows that begin with the run: where a row comes for the second time in one.
 
     Among several ranks an epoch deals the rows anew, and on one rank few of them come again: there none but the first
@@ -87,7 +65,7 @@ def epoch_begins(before: _Rows, *, num_ranks: int) -> tuple[int, ...]:
     return tuple(begins)
 
 
-def same_as_recorded(around: RowsAround, resumed: _Rows) -> bool:
+def same_as_recorded(around: RowsAround, resumed: Rows) -> bool:
     """Whether the resumed rows are those that an earlier attempt recorded, as far as both go."""
     size = min(around.after.size, resumed.size)
     return size > 0 and bool(np.array_equal(around.after[:size], resumed[:size]))
@@ -98,7 +76,7 @@ def begins_epoch(around: RowsAround) -> bool:
     return around.num_ranks == 1 and around.num_rows is not None and _is_at_epoch_end(around)
 
 
-def judge_rows(around: RowsAround, resumed: _Rows, *, step: int) -> list[Break]:
+def judge_rows(around: RowsAround, resumed: Rows, *, step: int) -> list[Break]:
     """Compares the first resumed rows with those that were due.
 
     Args:
@@ -116,6 +94,9 @@ def judge_rows(around: RowsAround, resumed: _Rows, *, step: int) -> list[Break]:
         return [_at_place(around, int(places[0]), step=step, is_due_known=is_due_known)]
     num_again = _num_seen_in_epoch(around, resumed)
     if num_again >= max(2, _MIN_AGAIN * resumed.size):
+        skipped = _skipped_in_epoch(around, resumed, step=step)
+        if skipped is not None:
+            return [skipped]
         text = (
             f"{num_again} of the first {resumed.size} resumed rows were trained on in this epoch already: the loader's "
             "order is not the one that the run had; restore its generator, or its sampler's epoch"
@@ -132,7 +113,7 @@ def judge_rows(around: RowsAround, resumed: _Rows, *, step: int) -> list[Break]:
     return []
 
 
-def _places(around: RowsAround, resumed: _Rows) -> _Rows:
+def _places(around: RowsAround, resumed: Rows) -> Rows:
     """Where the resumed rows stand among the recorded ones, nearest to the checkpoint first; but not where due."""
     recorded = np.concatenate([around.before, around.after])
     due = around.before.size
@@ -201,7 +182,7 @@ def _is_at_epoch_end(around: RowsAround) -> bool:
     return min(over, per_epoch - over) <= (1 - _WHOLE) / 2 * per_epoch
 
 
-def _num_seen_in_epoch(around: RowsAround, resumed: _Rows) -> int:
+def _num_seen_in_epoch(around: RowsAround, resumed: Rows) -> int:
     """How many of the resumed rows that belong to the checkpoint's epoch were trained on in it already.
 
     0 where epochs are not known: among several ranks, of data of unknown size, or where rows are drawn with
@@ -217,6 +198,36 @@ def _num_seen_in_epoch(around: RowsAround, resumed: _Rows) -> int:
     step_size = int(np.count_nonzero(around.before_steps == around.before_steps[-1]))
     left = max(0, around.num_rows - seen.size - (step_size - 1))
     return int(np.isin(resumed[:left], seen).sum())
+
+
+def _skipped_in_epoch(around: RowsAround, resumed: Rows, *, step: int) -> Break | None:
+    """The rows that an epoch lacks whose end comes too early; None where its order may be another one altogether.
+
+    Such resumed rows begin with new ones, and rows come again only from the next epoch on; of an order that was drawn
+    anew some would from the beginning.
+    """
+    assert around.num_rows is not None, "rows that come again in an epoch are counted where all of them are known"
+    seen = around.before[around.epochs[-1] :]
+    is_again = np.isin(resumed, seen)
+    is_again[np.setdiff1d(np.arange(resumed.size), np.unique(resumed, return_index=True)[1])] = True
+    num_new = int(np.argmax(is_again))
+    unseen = around.num_rows - seen.size
+    places = np.arange(min(num_new, unseen))
+    if np.prod((unseen - places) / (around.num_rows - places)) > _MAX_CHANCE:
+        return None
+    # Epochs end with a step, one that is not full or the full one before it.
+    step_size = int(np.count_nonzero(around.before_steps == around.before_steps[-1]))
+    lengths = np.diff(around.epochs)
+    per_epoch = int(lengths.max()) if lengths.size else around.num_rows
+    left = (per_epoch // step_size) * step_size - seen.size
+    num_new -= num_new % step_size
+    if not 0 < num_new < left:
+        return None
+    text = (
+        f"{_rows(left - num_new)} skipped: {left} of the epoch were left at step {step}, and the next one begins after "
+        f"{num_new}"
+    )
+    return Break(kind="rows_skipped", severity="warning", step=step, text=text, num_rows=left - num_new)
 
 
 def _rows(number: int) -> str:

@@ -11,24 +11,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from trimtab.errors import CheckpointError
+from trimtab.resume.checksum import Progress
+from trimtab.resume.examine import examine
 from trimtab.resume.info import CheckpointInfo, Refused
-from trimtab.resume.listing import GONE, info_of, is_gone, list_checkpoints, look_at, unusable
-from trimtab.resume.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trimtab.resume.names import EXPECTED, Ignored, scan
-from trimtab.resume.parts import FRESH_START, listed
+from trimtab.resume.listing import GONE, in_order_of_age, is_gone, look_at
+from trimtab.resume.manifest import MANIFEST_NAME, has_manifest
+from trimtab.resume.names import EXPECTED, Entries, Ignored, scan
 from trimtab.resume.runs import choose_run, told
-from trimtab.resume.verify import STRUCTURE_ONLY, Progress, find_problems, has_manifest, inspect
-from trimtab.text import plain
-
-__all__ = ["list_checkpoints", "pick"]
+from trimtab.text import listed, plain
 
 MAX_LOOKS: Final = 3
 """Looks at a folder in which another process saves and removes: what vanished under one is not there for the next."""
+
+LEFT_OUT: Final = (
+    f"no {MANIFEST_NAME}, and others here have one: which run it is of is not known; name it by its path to go on "
+    "from it"
+)
+"""Why a checkpoint without a manifest is not taken where others have one."""
 
 MAX_NAMED: Final = 10
 """Checkpoints, and other entries, that an error tells one by one."""
@@ -37,7 +42,8 @@ MAX_NAMED: Final = 10
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     healthy: bool
-    before_step: int | None
+    before_step: int | None = None
+    other_than: str | None = None
 
 
 def pick(
@@ -46,6 +52,7 @@ def pick(
     healthy: bool = False,
     run_id: str | None = None,
     before_step: int | None = None,
+    entries: Entries | None = None,
     progress: Progress | None = None,
 ) -> CheckpointInfo:
     """Finds the checkpoint to go on from.
@@ -55,6 +62,7 @@ def pick(
         healthy: Whether to pass over those that were not healthy when they were saved, or of which nobody knows.
         run_id: The run; None: the one that saved last.
         before_step: The checkpoint must be of an earlier step; None: of any.
+        entries: What a scan of the folder has just found; None: it is scanned.
         progress: Called now and then with how many more bytes were read.
 
     Returns:
@@ -67,25 +75,56 @@ def pick(
         info = pick("runs", healthy=True)
         print(info.path, info.step, *info.notices)
     """
-    place = Path(folder)
-    wanted = _Wanted(healthy, before_step)
+    return _pick(Path(folder), _Wanted(healthy, before_step), run_id=run_id, entries=entries, progress=progress)
+
+
+def instead_of(path: Path, run_id: str | None) -> CheckpointInfo | None:
+    """Which checkpoint to use in the place of one that cannot be.
+
+    Args:
+        path: That one.
+        run_id: Its run; None where that is not known: the run that saved last into its folder.
+
+    Returns:
+        The newest healthy one beside it; where there is none, the newest one that is whole, whose `healthy` says what
+        it is; None where nothing beside it is.
+    """
+    for healthy in (True, False):
+        with suppress(CheckpointError):
+            return _pick(path.parent, _Wanted(healthy, other_than=path.name), run_id=run_id)
+    return None
+
+
+def _pick(
+    place: Path,
+    wanted: _Wanted,
+    *,
+    run_id: str | None,
+    entries: Entries | None = None,
+    progress: Progress | None = None,
+) -> CheckpointInfo:
     for _ in range(MAX_LOOKS):
-        listing = scan(place)
+        listing, entries = entries or scan(place), None
         choice = choose_run([look_at(name)[0] for name in listing.found], folder=place, run_id=run_id)
         refused: list[Refused] = []
-        for candidate in choice.candidates:
+        left_out = {info.path for info in choice.left_out}
+        for candidate in in_order_of_age([*choice.candidates, *choice.left_out]):
+            if candidate.path in left_out:
+                refused.append(Refused(candidate.path, LEFT_OUT))
+                continue
             info, why = _examine(candidate, wanted, progress)
             if why is None:
                 return replace(
                     info,
                     refused=tuple(refused),
                     ignored=listing.ignored,
+                    num_ignored=listing.num_ignored,
                     notices=(*info.notices, *choice.notices, *_on_choice(info, choice.candidates, run_id=run_id)),
                 )
             refused.append(Refused(info.path, why))
         if not any(is_gone(entry.path) for entry in refused):
             break
-    raise CheckpointError(_nothing(place, refused, listing.ignored, wanted=wanted, notices=choice.notices))
+    raise CheckpointError(_nothing(place, refused, listing, wanted=wanted, notices=choice.notices))
 
 
 def _examine(info: CheckpointInfo, wanted: _Wanted, progress: Progress | None) -> tuple[CheckpointInfo, str | None]:
@@ -93,57 +132,29 @@ def _examine(info: CheckpointInfo, wanted: _Wanted, progress: Progress | None) -
     why = _why_not(info, wanted)
     if why is not None:
         return info, why
-    if info.promise == "structure":
-        return _examine_structure(info, progress)
-    for _ in range(MAX_LOOKS):
-        try:
-            manifest = read_manifest(info.path)
-            info = info_of(info.path, manifest)
-            why = _why_not(info, wanted) or next(find_problems(info.path, manifest, progress=progress), None)
-            # A run that goes over a step again puts another manifest there, and then removes what the old one lists.
-            if why is None or _is_same_save(read_manifest(info.path), manifest):
-                break
-        except CheckpointError as error:
-            return info, GONE if is_gone(info.path) else unusable(error)
-    return info, why
-
-
-def _is_same_save(one: Manifest, other: Manifest) -> bool:
-    return (one.run_id, one.serial, one.files) == (other.run_id, other.serial, other.files)
+    try:
+        found = examine(info.path, most=1, progress=progress)
+    except CheckpointError:
+        return info, GONE
+    # What is wrong with its files first: it is no fresh start either whose weights are not there.
+    why = next(iter(found.problems), None) or _why_not(found.info, wanted) or found.lacks
+    notes = found.notes if found.info.promise == "structure" else ()
+    return replace(found.info, notices=tuple(f"{plain(info.path.name)}: {note}" for note in notes)), why
 
 
 def _why_not(info: CheckpointInfo, wanted: _Wanted) -> str | None:
     """Why a candidate is not taken, as far as its manifest says."""
     if info.problem is not None:
         return info.problem
-    if wanted.before_step is not None and info.step >= wanted.before_step:
-        return f"not before step {wanted.before_step}"
+    if info.path.name == wanted.other_than:
+        return "the one that another is looked for instead of"
     if wanted.healthy and info.healthy is None:
         return f"no {MANIFEST_NAME}, so that its health is not known"
     if wanted.healthy and not info.healthy:
         return f"not healthy: {plain('; '.join(info.unhealthy_because) or 'its manifest does not say why')}"
-    if info.missing:
-        return _incomplete(info.missing)
+    if wanted.before_step is not None and info.step >= wanted.before_step:
+        return f"not before step {wanted.before_step}"
     return None
-
-
-def _examine_structure(info: CheckpointInfo, progress: Progress | None) -> tuple[CheckpointInfo, str | None]:
-    found = inspect(info.path, progress=progress)
-    info = replace(
-        info, parts=found.parts, missing=found.missing, loss=found.loss, size_bytes=found.size_bytes, notices=()
-    )
-    if is_gone(info.path):
-        return info, GONE
-    if found.problems:
-        return info, found.problems[0]
-    if found.missing:
-        return info, _incomplete(found.missing)
-    name = plain(info.path.name)
-    return replace(info, notices=tuple(f"{name}: {note}" for note in (STRUCTURE_ONLY, *found.notes))), None
-
-
-def _incomplete(missing: Sequence[str]) -> str:
-    return f"lacks {plain(listed(missing))}, which a resume needs; {FRESH_START}"
 
 
 def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo], *, run_id: str | None) -> list[str]:
@@ -173,7 +184,7 @@ def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo], *, ru
 
 
 def _nothing(
-    folder: Path, refused: Sequence[Refused], ignored: Sequence[Ignored], *, wanted: _Wanted, notices: Sequence[str]
+    folder: Path, refused: Sequence[Refused], listing: Entries, *, wanted: _Wanted, notices: Sequence[str]
 ) -> str:
     """Why there is nothing to go on from, and what to do; that first, as a terminal may cut the rest."""
     where = plain(str(folder))
@@ -182,7 +193,7 @@ def _nothing(
             f"{where} is a checkpoint itself, expected the folder that holds it. Name that one, or load it by its path."
         )
     if not refused:
-        others = f" Ignored: {_told([(entry.path, entry.reason) for entry in ignored])}." if ignored else ""
+        others = f" Ignored: {_told(listing.ignored, listing.num_ignored)}." if listing.ignored else ""
         return f"{where}: no checkpoint, expected {EXPECTED}. Name another folder, or start without one.{others}"
     kind = "a healthy one" if wanted.healthy else "one"
     before = f" before step {wanted.before_step}" if wanted.before_step is not None else ""
@@ -190,14 +201,14 @@ def _nothing(
     return " ".join(
         [
             f"{where}: none of its checkpoints is {kind}{before} to resume from.",
-            f"Take another folder or another copy of it, start without a checkpoint{anyway}.",
-            f"Refused: {_told([(entry.path, entry.reason) for entry in refused])}.",
+            f"Take another folder or another copy of it, or start without a checkpoint{anyway}.",
+            f"Refused: {_told(refused, len(refused))}.",
             *(f"{notice[0].upper()}{notice[1:]}." for notice in notices),
         ]
     )
 
 
-def _told(entries: Sequence[tuple[Path, str]]) -> str:
-    told = [f"{plain(path.name)}: {reason}" for path, reason in entries[:MAX_NAMED]]
-    more = [f"and {len(entries) - MAX_NAMED} more"] if len(entries) > MAX_NAMED else []
+def _told(entries: Sequence[Refused | Ignored], num_entries: int) -> str:
+    told = [f"{plain(entry.path.name)}: {entry.reason}" for entry in entries[:MAX_NAMED]]
+    more = [f"and {num_entries - MAX_NAMED:,} more"] if num_entries > MAX_NAMED else []
     return "; ".join([*told, *more])

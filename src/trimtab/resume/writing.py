@@ -1,7 +1,7 @@
 """Writes a checkpoint so that a kill, a power cut or a full disk at any point leaves what was there before, loadable.
 
     begin                    step_200.tmp-1f0c9a3e/                      a draft, locked while its saver lives
-    file, add                step_200.tmp-1f0c9a3e/model.pt, ...         each synced, its checksum known
+    file                     step_200.tmp-1f0c9a3e/model.pt, ...         each synced, its checksum known
     commit                   .../trimtab_manifest.json, then the folder gets its name: step_200/
 
     over a step of its own   step_200/again-1f0c9a3e/model.pt, ...       the draft moves into the old checkpoint,
@@ -23,19 +23,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trimtab.errors import CheckpointError
+from trimtab.errors import CheckpointError, UsageError
 from trimtab.notices import warn
-from trimtab.resume.checksum import read_checksum
 from trimtab.resume.disk_changes import DISK, Disk, make_folders, remove_tree, sync_folders
 from trimtab.resume.drafts import (
     REPLACES,
     clear_dead_drafts,
     draft_name,
+    has_files_in,
     hold,
     is_inside,
     let_go,
     name_inside,
-    names,
     one_at_a_time,
     remove_replaced,
     replaced_by,
@@ -43,8 +42,6 @@ from trimtab.resume.drafts import (
 from trimtab.resume.manifest import MANIFEST_NAME, FileEntry, Manifest, dump_manifest, read_manifest
 from trimtab.resume.stream import Stream
 from trimtab.text import plain
-
-__all__ = ["DISK", "Disk", "Draft", "Stream"]
 
 _ALREADY_THERE: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 """What a rename says whose new name stands for something."""
@@ -113,7 +110,7 @@ class Draft:
 
     @property
     def entries(self) -> tuple[FileEntry, ...]:
-        """The files written or added through this object, in that order."""
+        """The files written through this object, in that order."""
         return tuple(self._entries)
 
     @contextmanager
@@ -144,21 +141,6 @@ class Draft:
             os.close(fd)
         self._entries.append(FileEntry(path=relative, size_bytes=stream.size_bytes, crc32=stream.crc32))
 
-    def add(self, relative: str) -> None:
-        """Takes in a file that a library has written into the draft: reads it, syncs it, adds it to the entries.
-
-        Args:
-            relative: Its path in the draft, with "/" between its parts.
-
-        Raises:
-            OSError: It cannot be read, or the disk failed.
-        """
-        path = self.path / relative
-        with path.open("rb") as file:
-            self._disk.sync(file.fileno())
-        size_bytes, crc32 = read_checksum(path)
-        self._entries.append(FileEntry(path=relative, size_bytes=size_bytes, crc32=crc32))
-
     def commit(self, manifest: Manifest) -> Path:
         """Gives the draft its name.
 
@@ -170,7 +152,8 @@ class Draft:
             subfolder of it: the manifest there says where.
 
         Raises:
-            CheckpointError: The name stands for something that is not this run's to replace.
+            CheckpointError: The name stands for something that is not this run's to replace, or the manifest cannot be
+                written: a field is not what a reader takes.
             OSError: The disk is full or failed. What stood under the name before still loads.
         """
         if not self._is_mine:
@@ -190,7 +173,7 @@ class Draft:
         if self._is_mine and not self._is_committed:
             with suppress(OSError, CheckpointError):
                 # A network may lose the answer to a rename that was done: what a manifest names is no draft any more.
-                if self.path.parent != self._target or not names(read_manifest(self._target), self.path.name):
+                if self.path.parent != self._target or not has_files_in(read_manifest(self._target), self.path.name):
                     remove_tree(self.path, disk=self._disk)
         self.leave()
 
@@ -207,9 +190,14 @@ class Draft:
         return path
 
     def _write_manifest(self, manifest: Manifest) -> None:
+        try:
+            data = dump_manifest(manifest)
+        except UsageError as error:
+            # The files are written by now: whatever a field is, it is no longer the call that makes no sense.
+            raise CheckpointError(str(error)) from error
         fd = self._disk.open_new(self.path / MANIFEST_NAME)
         try:
-            Stream(fd, disk=self._disk).write(dump_manifest(manifest))
+            Stream(fd, disk=self._disk).write(data)
             self._disk.sync(fd)
         finally:
             os.close(fd)
@@ -218,22 +206,16 @@ class Draft:
     def _clear_the_name(self, manifest: Manifest) -> None:
         """Refuses a name that is another's; moves a damaged checkpoint of ours out of the way."""
         target = self._target
+        refuse_taken(target, run_id=manifest.run_id, step=manifest.step)
         if not os.path.lexists(target):
             return
-        if target.is_symlink() or not (target / MANIFEST_NAME).is_file():
-            raise CheckpointError(
-                f"{plain(str(target))} is there already and is no checkpoint of Trimtab's: nothing was overwritten. "
-                "Move it away, or save into another folder"
-            )
         try:
-            found = read_manifest(target)
+            read_manifest(target)
         except CheckpointError as error:
             # Nobody can load it, and a run that goes over this step again must be able to save.
             aside = target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}")
             self._disk.rename(target, aside)
             warn("resume", f"{error}; it is now {plain(str(aside))}, and the new checkpoint takes its name")
-            return
-        _check_same_run(found, manifest, target)
 
     def _took_name(self, manifest: Manifest) -> bool:
         """Takes a name that is free; False where another process saved the same step just now."""
@@ -254,7 +236,7 @@ class Draft:
         target, inside = self._target, name_inside(self.path.name)
         with one_at_a_time(target.parent):
             old = read_manifest(target)
-            _check_same_run(old, manifest, target)
+            refuse_taken(target, run_id=manifest.run_id, step=manifest.step)
             self._write_manifest(_moved(manifest, inside, old=old))
             self._disk.rename(self.path, target / inside)
             self.path = target / inside
@@ -267,14 +249,34 @@ class Draft:
                 remove_replaced(target, disk=self._disk)
 
 
-def _check_same_run(found: Manifest, manifest: Manifest, target: Path) -> None:
-    if (found.run_id, found.step) == (manifest.run_id, manifest.step):
+def refuse_taken(target: Path, *, run_id: str | None, step: int) -> None:
+    """Refuses a name that stands for what is not this run's to replace; of a damaged checkpoint nobody knows.
+
+    Args:
+        target: What the checkpoint would be called.
+        run_id: The run that saves.
+        step: Its step.
+
+    Raises:
+        CheckpointError: It is another run's, another step's, or no checkpoint of ours.
+    """
+    if not os.path.lexists(target):
         return
-    raise CheckpointError(
-        f"{plain(str(target))} is step {found.step} of run {plain(str(found.run_id))}, and this would be step "
-        f"{manifest.step} of run {plain(str(manifest.run_id))}: nothing was overwritten. Save into another folder, or "
-        "continue that run under its run_id"
-    )
+    if target.is_symlink() or not (target / MANIFEST_NAME).is_file():
+        raise CheckpointError(
+            f"{plain(str(target))} is no checkpoint of Trimtab's, and stands where one would be saved: nothing was "
+            "overwritten. Move it away, or save into another folder"
+        )
+    try:
+        found = read_manifest(target)
+    except CheckpointError:
+        return
+    if (found.run_id, found.step) != (run_id, step):
+        raise CheckpointError(
+            f"{plain(str(target))} is step {found.step} of run {plain(str(found.run_id))}, and this would be step "
+            f"{step} of run {plain(str(run_id))}: nothing was overwritten. Save into another folder, load that "
+            "checkpoint first to go on with its run, or move it away"
+        )
 
 
 def _moved(manifest: Manifest, inside: str, *, old: Manifest) -> Manifest:

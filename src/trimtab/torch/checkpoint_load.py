@@ -1,21 +1,19 @@
 """Goes on from a checkpoint: everything is read and found to fit, then put in place, then compared with what was saved.
 
-    plan, on every rank     what can be refused is refused here                                     nothing changes
-    put                     run and data, optimizer, scheduler, scaler, learning rate, weights, random numbers
-    compare                 learning rates and the scheduler's count with those that were saved     -> remarks
+    plan, on every rank   what can be refused is refused here                                     nothing changes
+    put                   in place on every rank, or back on every rank (`trimtab.torch.checkpoint_put`)
+    compare               learning rates and the scheduler's count with those that were saved     -> remarks
 
 Enters: a `Source` that was verified, and the objects to load into. Leaves: them as they were at the save, and a
 `Resumed`. Invariants: no rank puts anything in place before all have found that it fits; a load that is refused leaves
-model, optimizer, scheduler and random numbers as they were.
+everything as it was on every rank, or names what it could not put back.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +24,12 @@ from trimtab.errors import CheckpointError, TrimtabError
 from trimtab.notices import say, warn
 from trimtab.text import plain
 from trimtab.torch.checkpoint_plan import Goals, Plan, plan_all, plan_weights
+from trimtab.torch.checkpoint_put import put_all, put_weights
 from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
 from trimtab.torch.checkpoint_source import Source
 from trimtab.torch.health import Nonfinite
 from trimtab.torch.loaded_state import Loaded
-from trimtab.torch.lr import Rebase, base_lr, kept_lr, rebase_lr
+from trimtab.torch.lr import Rebase, asked_rates, built_rates, kept_rates
 
 _LOG: Final = "checkpoint"
 
@@ -76,11 +75,11 @@ def begin_anew(source: Source, goals: Goals, *, ranks: RanksTogether) -> Resumed
     """Loads the weights alone, on every rank.
 
     Raises:
-        CheckpointError: They are not those of this model; nothing has changed.
+        CheckpointError: They are not those of this model, or it refuses them; says whether all is as it was.
     """
     loaded: list[Loaded] = []
     ranks.of_all(lambda: loaded.append(plan_weights(source, goals.model)))
-    ranks.of_all(loaded[0].put_weights)
+    put_weights(loaded[0], source=source, ranks=ranks)
     remark = (
         f"fresh start from the weights of {source.where}: steps count from 0; optimizer, schedule and random numbers "
         "begin anew"
@@ -94,7 +93,7 @@ def go_on(source: Source, goals: Goals, *, ranks: RanksTogether) -> tuple[Resume
     """Loads all of it, on every rank; also gives what was not finite when the run began.
 
     Raises:
-        CheckpointError: It does not fit; nothing has changed but perhaps the state of `run` and `data`.
+        CheckpointError: It does not fit, or something refuses its state; says whether all is as it was.
         UsageError: The learning rate cannot be changed, or `run` refuses its state; likewise.
     """
     assert goals.optimizer is not None
@@ -102,8 +101,11 @@ def go_on(source: Source, goals: Goals, *, ranks: RanksTogether) -> tuple[Resume
     plans: list[Plan] = []
     ranks.of_all(lambda: plans.append(_planned(source, goals, ranks=ranks)))
     plan = plans[0]
-    ranks.of_all(lambda: _put_run(plan, goals))
-    ranks.of_all(lambda: _put_training(plan, goals, where=source.where))
+    asked = asked_rates(goals.optimizer, goals.scheduler)
+    put_all(plan, goals, source=source, ranks=ranks)
+    if goals.lr is None:
+        saved = built_rates(goals.optimizer, goals.scheduler)
+        plan.remarks.extend(kept_rates(saved, asked, option="lr="))
     plan.remarks.extend(_unlike_saved(plan, goals))
     resumed = Resumed(
         path=source.path,
@@ -134,63 +136,6 @@ def _planned(source: Source, goals: Goals, *, ranks: RanksTogether) -> Plan:
             f"{source.where}: what it holds is not what a checkpoint of this version holds ({spelled_error(error)}); "
             "pick another one."
         ) from error
-
-
-def _put_run(plan: Plan, goals: Goals) -> None:
-    """What may refuse its state by itself, before anything else is changed."""
-    state = plan.run["run"]
-    if goals.run is not None and state is not None:
-        goals.run.load_state_dict(state)
-    elif goals.run is not None:
-        plan.remarks.append("the checkpoint holds no state of a run: a guard begins with an empty history")
-    elif state is not None:
-        plan.remarks.append(
-            "the state of the run that is in the checkpoint (guard, log) is left aside: no run was given"
-        )
-    if goals.data is not None and plan.data is not None:
-        goals.data.load_state_dict(plan.data)
-
-
-def _put_training(plan: Plan, goals: Goals, *, where: str) -> None:
-    optimizer = goals.optimizer
-    assert optimizer is not None
-    asked = base_lr(optimizer, goals.scheduler)
-    with _as_before_if_refused(goals, where=where):
-        plan.loaded.put_moments()
-        if goals.scheduler is not None:
-            goals.scheduler.load_state_dict(copy.deepcopy(plan.values["scheduler"]))
-        if goals.scaler is not None and plan.values["scaler"]:
-            goals.scaler.load_state_dict(plan.values["scaler"])
-        if goals.lr is not None:
-            plan.rebase = rebase_lr(optimizer, goals.scheduler, goals.lr)
-        plan.loaded.put_weights()
-    if plan.rng is not None:
-        plan.rng.restore()
-    saved = base_lr(optimizer, goals.scheduler)
-    if goals.lr is None and asked is not None and saved is not None and not math.isclose(asked, saved, rel_tol=1e-9):
-        plan.remarks.append(kept_lr(saved, asked, option=f"lr={asked:g}"))
-
-
-@contextmanager
-def _as_before_if_refused(goals: Goals, *, where: str) -> Iterator[None]:
-    """Puts optimizer, scheduler and scaler back where loading into one of them failed. The weights come last."""
-    optimizer, scheduler, scaler = goals.optimizer, goals.scheduler, goals.scaler
-    assert optimizer is not None
-    # The moments are put in other tensors' place, not into them: what is kept here is no copy.
-    before = optimizer.state_dict()
-    before_scheduler = copy.deepcopy(scheduler.state_dict()) if scheduler is not None else None
-    before_scaler = copy.deepcopy(scaler.state_dict()) if scaler is not None else None
-    try:
-        yield
-    except BaseException as error:
-        optimizer.load_state_dict(before)
-        if before_scheduler is not None:
-            scheduler.load_state_dict(before_scheduler)
-        if before_scaler:
-            scaler.load_state_dict(before_scaler)
-        if isinstance(error, TrimtabError) or not isinstance(error, Exception):
-            raise
-        raise CheckpointError(f"{where}: its state was refused: {spelled_error(error)}. Nothing was loaded.") from error
 
 
 def _unlike_saved(plan: Plan, goals: Goals) -> Iterator[str]:
@@ -226,6 +171,8 @@ def _tell(resumed: Resumed, goals: Goals, *, rebase: Rebase | None) -> None:
     """One line, one more for each remark, and an event in the log of the run; another for a rate that was asked for."""
     loss = f", loss {resumed.loss:.6g}" if resumed.loss is not None else ""
     say(_LOG, f"resumed from {plain(str(resumed.path))}: step {resumed.step}{loss}", level=logging.INFO)
+    if rebase is not None and rebase.old != rebase.new:
+        say(_LOG, str(rebase), level=logging.INFO)
     for remark in resumed.remarks:
         warn(_LOG, remark)
     record = getattr(goals.run, "event", None)

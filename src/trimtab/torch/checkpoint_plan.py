@@ -7,9 +7,11 @@ scheduler, parts that are there and not asked for or the reverse, random numbers
 
 from __future__ import annotations
 
+import copy
+import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -17,18 +19,20 @@ from torch import nn
 
 from trimtab.errors import CheckpointError, UsageError
 from trimtab.resume.foreign.part_keys import keys_of
-from trimtab.resume.parts import listed
-from trimtab.text import plain
-from trimtab.torch.checkpoint_save import check_model, check_optimizer, check_state_holder, kinds_of
+from trimtab.resume.info import CheckpointInfo
+from trimtab.text import listed, plain
+from trimtab.torch.checkpoint_arguments import check_model, check_optimizer, check_state_holder, kinds_of
 from trimtab.torch.checkpoint_source import Source, baseline_in, read_torch_file
 from trimtab.torch.health import Nonfinite
 from trimtab.torch.loaded_state import Loaded, part_of_whole, read
-from trimtab.torch.lr import Rebase
+from trimtab.torch.lr import Rebase, check_lr, check_rebase, inside_of
+from trimtab.torch.lr_schedules import unwrapped
 from trimtab.torch.module_names import bare_name
 from trimtab.torch.naming import weights_of
 from trimtab.torch.optimizer_names import PARAMS, NamedState, numbered
 from trimtab.torch.rng import CheckedRng, checked_rng
-from trimtab.torch.state_fit import refuse_unlike_groups
+from trimtab.torch.state_fit import refuse_unlike, refuse_unlike_groups, shapes
+from trimtab.torch.training_fit import refuse_unlike_schedule, refuse_unlike_state
 
 _FRESH = "or pass optimizer=None for a fresh start from the weights alone"
 
@@ -57,8 +61,20 @@ class Goals:
                 )
             return
         check_optimizer(self.optimizer)
+        if self.lr is not None:
+            check_lr(self.lr)
         for name in ("scheduler", "scaler", "run", "data"):
             check_state_holder(getattr(self, name), name=name, method="load_state_dict")
+
+    def alike(self, which: CheckpointInfo | str | os.PathLike[str]) -> dict[str, object]:
+        """What has to be the same on every rank, by what to call it."""
+        path = which.path if isinstance(which, CheckpointInfo) else which
+        parts = [part.name for part in fields(self) if part.name != "lr" and getattr(self, part.name) is not None]
+        return {
+            "the checkpoint": plain(os.path.abspath(path)),
+            "what is loaded": listed(parts),
+            "lr": None if self.lr is None else float(self.lr),
+        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +147,10 @@ def plan_all(source: Source, goals: Goals, *, rank: int, world_size: int) -> Pla
     run = source.run()
     _check_kinds(run, goals, where=source.where)
     loaded = _plan_training(source, run, goals.model, goals.optimizer)
+    if goals.scheduler is not None:
+        refuse_unlike_schedule(run["values"]["scheduler"], goals.scheduler, where=source.where)
+    if goals.lr is not None:
+        _try_rate(goals, loaded, run["values"].get("scheduler"))
     saved_ranks = source.manifest.world_size
     own = source.of_rank(rank) if rank < saved_ranks else None
     of_ranks = [own if other == rank else source.of_rank(other) for other in range(saved_ranks)]
@@ -162,13 +182,38 @@ def _plan_training(
     folder = source.sharded_folder
     if folder is not None:
         return read(folder, model=model, optimizer=optimizer)
-    weights_of(model)  # a sharded model shows its shards after it
+    # The model first: where that is another one, its optimizer is too, and that says less.
+    weights = source.model()
+    refuse_unlike(shapes(weights_of(model)), shapes(weights), where=source.where)
     saved = source.optimizer()
     named = _named(saved, run["optimizer_names"], where=source.where)
     refuse_unlike_groups(named, optimizer, model, where=source.where)
+    refuse_unlike_state(named, optimizer, model, where=source.where)
     return part_of_whole(
-        source.model(), numbered(named, optimizer, model), model=model, optimizer=optimizer, where=source.where
+        weights, numbered(named, optimizer, model), model=model, optimizer=optimizer, where=source.where
     )
+
+
+def _try_rate(goals: Goals, loaded: Loaded, schedule: Any) -> None:
+    """Refuses, with `UsageError`, a rate that `rebase_lr` will refuse once the states are loaded: tried on copies."""
+    assert goals.lr is not None
+    assert goals.optimizer is not None
+    optimizer, scheduler = inside_of(goals.optimizer), unwrapped(goals.scheduler)
+    assert loaded.state is not None
+    # Neither by `copy` nor by its class: both would run code, and look at its parameters.
+    trial = object.__new__(type(optimizer))
+    trial.__dict__.update(vars(optimizer))
+    trial.param_groups = [
+        {**group, **saved, PARAMS: group[PARAMS]}
+        for group, saved in zip(optimizer.param_groups, loaded.state["param_groups"], strict=True)
+    ]
+    try:
+        scheduler = copy.deepcopy(scheduler, {id(optimizer): trial, id(goals.optimizer): trial})
+        if scheduler is not None:
+            scheduler.load_state_dict(copy.deepcopy(schedule))
+    except Exception:  # noqa: BLE001 - what cannot be copied is told by the load itself, which is taken back then
+        return
+    check_rebase(trial, scheduler, goals.lr)
 
 
 def _named(saved: Mapping[str, Any], names: list[list[str]], *, where: str) -> NamedState:
@@ -215,7 +260,7 @@ def _check_kinds(run: Mapping[str, Any], goals: Goals, *, where: str) -> None:
     for name, kind in here.items():
         if kind != there.get(name):
             raise CheckpointError(
-                f"{where}: its {name} is a {plain(str(there.get(name)))}, and a {kind} is given, which would take the "
+                f"{where}: its {name} is {plain(str(there.get(name)))}, and {kind} is given, which would take the "
                 f"state without a word and go on wrongly. Build the {name} as the run that saved it did, {_FRESH}."
             )
     if goals.scaler is not None and bool(values["scaler"]) != bool(goals.scaler.state_dict()):

@@ -10,8 +10,8 @@ rank that is lost holds the others until that group's timeout, which is torch's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -20,6 +20,8 @@ from trimtab.text import plain
 from trimtab.torch.ranks import Ranks
 
 T = TypeVar("T")
+
+_LOST: Final = "another rank has ended, or did not answer in time: see what it said last"
 
 _Told = tuple[str, str]
 """Kind and text of an error on its way to the other ranks."""
@@ -45,6 +47,7 @@ class RanksTogether:
         """
         self._ranks, self._process_group = Ranks.of(process_group), process_group
         self._group: dist.ProcessGroup | None = None
+        self._is_lost = False
         self.rank = self._ranks.rank
         self.world_size = self._ranks.world_size
 
@@ -83,7 +86,7 @@ class RanksTogether:
             except Exception as error:  # noqa: BLE001 - whatever it was, the others wait for a word
                 own_error = error
                 told = [(None, _told(error))]
-        dist.broadcast_object_list(told, group_src=0, group=group)
+        self._meet(lambda: dist.broadcast_object_list(told, group_src=0, group=group))
         value, failure = told[0]
         if failure is not None:
             _raise_alike(failure, own_error)
@@ -106,11 +109,41 @@ class RanksTogether:
             own_error = error
             own = (None, _told(error, rank=self.rank))
         gathered: list[tuple[T | None, _Told | None]] = [(None, None)] * self.world_size
-        dist.all_gather_object(gathered, own, group=group)
+        self._meet(lambda: dist.all_gather_object(gathered, own, group=group))
         for _, failure in gathered:
             if failure is not None:
                 _raise_alike(failure, own_error)
         return [value for value, _ in gathered]  # type: ignore[misc]
+
+    def alike(self, make: Callable[[], Mapping[str, object]], *, call: str) -> None:
+        """Refuses a call that the ranks did not make alike.
+
+        Args:
+            make: What has to be the same on every rank, by what to call it.
+            call: The method, for the message.
+
+        Raises:
+            UsageError: It is not; the same text on every rank. Or `make` raised it.
+            CheckpointError: `make` raised it.
+        """
+        told = self.of_all(make)
+        for rank, one in enumerate(told):
+            for name, value in one.items():
+                if value != told[0][name]:
+                    raise UsageError(
+                        f"The ranks {call} different things: for {name} rank {rank} has {value!r}, and rank 0 "
+                        f"{told[0][name]!r}. Call {call} on every rank after the same step, with the same arguments."
+                    )
+
+    def _meet(self, talk: Callable[[], None]) -> None:
+        """Talks with the other ranks; once one was lost, nobody is waited for any more."""
+        if self._is_lost:
+            raise CheckpointError(_LOST)
+        try:
+            talk()
+        except RuntimeError as error:  # what gloo says is of sockets, and not of what ended the other rank
+            self._is_lost = True
+            raise CheckpointError(_LOST) from error
 
 
 def _told(error: Exception, *, rank: int | None = None) -> _Told:

@@ -22,10 +22,11 @@ from torch import nn
 
 from trimtab import __version__
 from trimtab.errors import UsageError
-from trimtab.resume.manifest import FileEntry, Manifest
-from trimtab.resume.writing import Disk, Draft
+from trimtab.resume.manifest import FileEntry, Manifest, ResumedFrom
+from trimtab.resume.writing import Draft
 from trimtab.text import plain
 from trimtab.torch import sharded_state
+from trimtab.torch.checkpoint_arguments import check_model, check_optimizer, check_state_holder, kinds_of
 from trimtab.torch.checkpoint_parts import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -37,16 +38,16 @@ from trimtab.torch.checkpoint_parts import (
 )
 from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.health import Nonfinite, find_nonfinite
-from trimtab.torch.lr_schedules import leaves, unwrapped
 from trimtab.torch.module_names import module_inside
 from trimtab.torch.naming import weights_of
 from trimtab.torch.optimizer_names import parameters_by_name
 from trimtab.torch.placement import is_sharded
 from trimtab.torch.rng import rng_state
-from trimtab.torch.sharded_writing import Captured
+from trimtab.torch.sharded_writing import Captured, write_pieces
 
 _MAX_STEP: Final = 10**15
 """A folder's name has room for 18 digits, and no run counts so far."""
+
 
 _MAX_LISTED: Final = 100
 """Tensors that a manifest lists for what was not finite from the start; the whole list is in `run.pt`."""
@@ -86,7 +87,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Summary:
     """What the ranks tell each other of what they have taken.
 
     Attributes:
@@ -127,10 +128,10 @@ class Taken:
     lr: tuple[float, ...]
 
     @property
-    def told(self) -> Told:
+    def summary(self) -> Summary:
         """What the other ranks hear of it."""
         alike = {"step": self.step, "a sharded model": self.sharded is not None, "parts": sorted(self.run["parts"])}
-        return Told(alike=alike, nonfinite=self.nonfinite, has_data="data" in self.own)
+        return Summary(alike=alike, nonfinite=self.nonfinite, has_data="data" in self.own)
 
 
 def take(given: Given, *, rank: int, copies: bool) -> Taken:
@@ -175,7 +176,7 @@ def take(given: Given, *, rank: int, copies: bool) -> Taken:
     )
 
 
-def write(taken: Taken, draft: Draft, *, ranks: RanksTogether, disk: Disk) -> tuple[FileEntry, ...]:
+def write(taken: Taken, draft: Draft, *, ranks: RanksTogether) -> tuple[FileEntry, ...]:
     """Writes this rank's files into the draft.
 
     Returns:
@@ -184,16 +185,15 @@ def write(taken: Taken, draft: Draft, *, ranks: RanksTogether, disk: Disk) -> tu
     Raises:
         OSError: The disk is full or failed.
     """
-    entries: tuple[FileEntry, ...] = ()
     if taken.sharded is not None:
-        entries = sharded_state.write_pieces(taken.sharded, draft.path / SHARDED_FOLDER, disk=disk, group=ranks.group)
+        write_pieces(taken.sharded, draft, SHARDED_FOLDER, group=ranks.group)
     elif ranks.is_first:
         _write_file(draft, MODEL_FILE, taken.model)
         _write_file(draft, OPTIMIZER_FILE, taken.optimizer)
     if ranks.is_first:
         _write_file(draft, RUN_FILE, taken.run)
     _write_file(draft, rank_file(ranks.rank), taken.own)
-    return (*entries, *draft.entries)
+    return draft.entries
 
 
 def manifest_of(
@@ -204,8 +204,9 @@ def manifest_of(
     serial: int,
     world_size: int,
     unhealthy_because: tuple[str, ...],
-    nonfinite_at_start: Mapping[str, Nonfinite],
     has_data: Iterable[bool],
+    nonfinite_at_start: Mapping[str, Nonfinite],
+    resumed_from: ResumedFrom | None,
 ) -> Manifest:
     """What rank 0 says of a checkpoint.
 
@@ -216,8 +217,9 @@ def manifest_of(
         serial: The place of this save among all in the folder.
         world_size: Ranks that saved.
         unhealthy_because: Why it is not healthy, a sentence each; none: it is.
-        nonfinite_at_start: What was not finite when the run began.
         has_data: For each rank, whether it has a data position.
+        nonfinite_at_start: What was not finite when the run began.
+        resumed_from: The last load of this saver.
     """
     sharded = tuple(entry.path for entry in entries if entry.path.startswith(f"{SHARDED_FOLDER}/"))
     parts = {
@@ -238,6 +240,7 @@ def manifest_of(
         serial=serial,
         parts=parts,
         files=tuple(entries),
+        resumed_from=resumed_from,
         world_size=world_size,
         healthy=not unhealthy_because,
         unhealthy_because=unhealthy_because,
@@ -247,37 +250,6 @@ def manifest_of(
         versions={"trimtab": __version__, "torch": torch.__version__, "python": platform.python_version()},
         facts={"nonfinite_at_start": {plain(name): counted.count for name, counted in at_start}},
     )
-
-
-def check_model(model: object) -> None:
-    """Refuses, with `UsageError`, what is no model."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model is a {type(model).__name__}: pass the torch.nn.Module, wrapped or not.")
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Refuses, with `UsageError`, what is no optimizer."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"optimizer is a {type(optimizer).__name__}: pass the torch.optim.Optimizer.")
-
-
-def check_state_holder(value: object, *, name: str, method: str) -> None:
-    """Refuses, with `UsageError`, what has no `state_dict`, or no `load_state_dict`; None is nothing to refuse."""
-    if value is not None and not callable(getattr(value, method, None)):
-        raise UsageError(
-            f"{name} is a {type(value).__name__} without {method}(): pass the object itself, or leave it out."
-        )
-
-
-def kinds_of(optimizer: object, scheduler: object) -> dict[str, str | None]:
-    """What the classes are called: state of one would be taken by another without a word."""
-    # Accelerate's wrapper is an optimizer that holds one.
-    inside = getattr(optimizer, "optimizer", None)
-    optimizer = inside if isinstance(inside, torch.optim.Optimizer) else optimizer
-    scheduler = unwrapped(scheduler)
-    made_of = [type(leaf).__name__ for leaf in leaves(scheduler) if leaf is not scheduler]
-    kind = None if scheduler is None else type(scheduler).__name__
-    return {"optimizer": type(optimizer).__name__, "scheduler": f"{kind} of {', '.join(made_of)}" if made_of else kind}
 
 
 def _of_the_run(given: Given, inside: nn.Module, taker: Taker, *, loss: float | None) -> dict[str, Any]:

@@ -10,26 +10,28 @@ last, and what one could not do all know.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from trimtab.errors import CheckpointError, UsageError
-from trimtab.log.folder import new_run_id
+from trimtab.log.folder import check_run_id, new_run_id
 from trimtab.notices import say, warn
+from trimtab.resume.describe import next_serial
+from trimtab.resume.disk_changes import Disk
 from trimtab.resume.drafts import remove_checkpoint
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.listing import info_of, list_checkpoints
-from trimtab.resume.manifest import FileEntry, read_manifest
-from trimtab.resume.rotation import to_delete
-from trimtab.resume.verify import has_manifest, verify
-from trimtab.resume.writing import Disk, Draft
+from trimtab.resume.manifest import FileEntry, ResumedFrom
+from trimtab.resume.names import step_name
+from trimtab.resume.rotation import relied_on, to_delete
+from trimtab.resume.writing import Draft, refuse_taken
 from trimtab.text import plain
+from trimtab.torch.checkpoint_looks import Looks
 from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
-from trimtab.torch.checkpoint_save import Given, Taken, Told, manifest_of, take, write
+from trimtab.torch.checkpoint_save import Given, Summary, Taken, manifest_of, take, write
 from trimtab.torch.checkpoint_source import saved_baseline
 from trimtab.torch.health import Nonfinite, merged, nonfinite_to_state, worse_than
 
@@ -56,16 +58,21 @@ class Saver:
     Attributes:
         run_id: The run; None until it is named, loaded or saved for the first time.
         baseline: What was not finite when the run began; None until that is known.
+        resumed_from: The last load; None where nothing was loaded. Rank 0 writes it down.
     """
 
-    def __init__(self, folder: Path, *, keep: int, run_id: str | None, ranks: RanksTogether, disk: Disk) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int, run_id: str | None, ranks: RanksTogether, disk: Disk, looks: Looks
+    ) -> None:
         """Touches nothing yet; for the arguments see `Checkpointer`."""
         self.run_id = run_id
         self.baseline: dict[str, Nonfinite] | None = None
+        self.resumed_from: ResumedFrom | None = None
         self._folder = folder
         self._keep = keep
         self._ranks = ranks
         self._disk = disk
+        self._looks = looks
         self._has_saved = False
 
     def begin(self, given: Given, *, copies: bool) -> Callable[[], CheckpointInfo]:
@@ -79,16 +86,16 @@ class Saver:
             What is left to do; it raises what kept the checkpoint from being saved, the same on every rank.
 
         Raises:
-            UsageError: An argument makes no sense, on whichever rank; or it is the first save, and the name is taken by
-                another run.
+            UsageError: An argument makes no sense, on whichever rank, the run's id among them; or it is the first save,
+                and the name is taken by another run.
             CheckpointError: The draft could not be made.
         """
         ranks = self._ranks
         taken: list[Taken] = []
 
-        def take_here() -> Told:
+        def take_here() -> Summary:
             taken.append(take(given, rank=ranks.rank, copies=copies))
-            return taken[0].told
+            return taken[0].summary
 
         told = ranks.of_all(take_here)
         _refuse_unlike(told)
@@ -99,6 +106,7 @@ class Saver:
         self._has_saved = True
         because = _unhealthy_because(healthy=given.healthy, found=found, baseline=begun.baseline)
         has_data = [one.has_data for one in told]
+        run = given.run
 
         def finish() -> CheckpointInfo:
             draft = drafts[0] if drafts else None
@@ -106,7 +114,7 @@ class Saver:
             try:
                 # Before anything is written: writing shards is a conversation of the ranks, which none may miss.
                 ranks.of_all(lambda: joined.append(draft or Draft.join(begun.draft, disk=self._disk)))
-                entries = ranks.of_all(lambda: self._write(taken[0], begun, joined[0]))
+                entries = ranks.of_all(lambda: self._write(taken[0], begun, joined[0], run=run))
                 return ranks.from_first(
                     lambda: self._commit(taken[0], begun, draft, entries=entries, because=because, has_data=has_data)
                 )
@@ -120,16 +128,20 @@ class Saver:
 
     def _begin_draft(self, given: Given, found: dict[str, Nonfinite], drafts: list[Draft]) -> _Begun:
         run_id = self.run_id or getattr(given.run, "run_id", None) or new_run_id(time.time())
-        name = f"step_{given.step}"
+        check_run_id(run_id)
+        name = step_name(given.step)
         if not self._has_saved:
-            self._refuse_other_run(self._folder / name, run_id)
+            try:
+                # The run was started into a folder that it should not share.
+                refuse_taken(self._folder / name, run_id=run_id, step=given.step)
+            except CheckpointError as error:
+                raise UsageError(str(error)) from error
         draft = Draft.begin(self._folder, name, disk=self._disk)
         try:
-            infos = list_checkpoints(self._folder)
-            serial = 1 + max((info.serial or 0 for info in infos), default=0)
+            serial = next_serial(self._folder)
             baseline = self.baseline
             if baseline is None:
-                baseline = saved_baseline(infos, run_id=run_id)
+                baseline = saved_baseline(list_checkpoints(self._folder), run_id=run_id)
             if baseline is None:
                 baseline = found
                 _tell_baseline(baseline)
@@ -138,25 +150,6 @@ class Saver:
             raise
         drafts.append(draft)
         return _Begun(draft=str(draft.path), run_id=run_id, serial=serial, baseline=baseline)
-
-    def _refuse_other_run(self, target: Path, run_id: str) -> None:
-        """Refuses the first name that is another's: the run was started into a folder that it should not share."""
-        if not os.path.lexists(target):
-            return
-        if not has_manifest(target):
-            owner = "no checkpoint of Trimtab's"
-        else:
-            try:
-                other = read_manifest(target).run_id
-            except CheckpointError:
-                return  # the draft says what becomes of a damaged one
-            if other == run_id:
-                return
-            owner = f"a checkpoint of run {plain(str(other))}, and this is run {run_id}"
-        raise UsageError(
-            f"{plain(str(target))} is {owner}: it is not overwritten. Save into another folder, or load that "
-            "checkpoint first to go on with its run, or move it away."
-        )
 
     def _commit(
         self,
@@ -176,40 +169,65 @@ class Saver:
             serial=begun.serial,
             world_size=self._ranks.world_size,
             unhealthy_because=because,
-            nonfinite_at_start=begun.baseline,
             has_data=has_data,
+            nonfinite_at_start=begun.baseline,
+            resumed_from=self.resumed_from,
         )
         path = draft.commit(manifest)
         if because:
             warn(_LOG, f"{plain(str(path))} is saved and not healthy: {'; '.join(because)}")
-        self._rotate(path, run_id=begun.run_id)
+        try:
+            self._rotate(path, run_id=begun.run_id)
+        except Exception as error:  # noqa: BLE001 - the checkpoint is saved, whatever became of older ones
+            text = str(error) if isinstance(error, CheckpointError) else spelled_error(error)
+            warn(_LOG, f"{plain(str(path))} is saved, and older checkpoints were not deleted: {text}")
         return info_of(path, manifest)
 
     def _rotate(self, written: Path, *, run_id: str) -> None:
-        """Deletes what is too many, once the new one was read back. Its errors are no failure of the save."""
-        doomed = to_delete(list_checkpoints(self._folder), keep=self._keep, run_id=run_id, just_written=written)
-        if not doomed:
-            return
-        report = verify(written)
-        if not report.ok:
-            raise CheckpointError(
-                f"{plain(str(written))} was written and does not read back: {'; '.join(report.problems)}. Older ones "
-                "were kept"
-            )
+        """Deletes what is too many, once those for whose sake it goes were read whole."""
+        infos = list_checkpoints(self._folder)
+        while doomed := to_delete(infos, keep=self._keep, run_id=run_id, just_written=written):
+            relied = relied_on(infos, run_id=run_id, just_written=written)
+            damaged = {info.path: problem for info in relied if (problem := self._problem(info.path)) is not None}
+            if not damaged:
+                break
+            for path, problem in damaged.items():
+                warn(_LOG, f"{plain(str(path))} does not read back: {problem}. Older ones are kept in its place")
+            infos = tuple(replace(info, problem=damaged.get(info.path, info.problem)) for info in infos)
         for path in doomed:
             try:
                 remove_checkpoint(path, disk=self._disk)
             except OSError as error:
                 warn(_LOG, f"{plain(str(path))} could not be deleted: {spelled_error(error)}")
 
+    def _problem(self, path: Path) -> str | None:
+        """What is wrong with a checkpoint, every byte of which is read if it was not before; None if nothing is."""
+        try:
+            found = self._looks.at(path)
+        except CheckpointError as error:
+            return str(error)
+        return next(iter(found.problems), found.lacks)
+
     # On every rank.
 
-    def _write(self, taken: Taken, begun: _Begun, draft: Draft) -> tuple[FileEntry, ...]:
+    def _write(self, taken: Taken, begun: _Begun, draft: Draft, *, run: object) -> tuple[FileEntry, ...]:
+        _flush_log(run)
         taken.run["nonfinite_at_start"] = nonfinite_to_state(begun.baseline)
-        return write(taken, draft, ranks=self._ranks, disk=self._disk)
+        return write(taken, draft, ranks=self._ranks)
 
 
-def _refuse_unlike(told: list[Told]) -> None:
+def _flush_log(run: object) -> None:
+    """Hands the log of a run on before the checkpoint has its name: no step that is behind it is then missing."""
+    flush = getattr(run, "flush", None)
+    if not callable(flush):
+        return
+    try:
+        flush()
+    except Exception as error:  # noqa: BLE001 - somebody else's, and no reason to lose the checkpoint
+        warn(_LOG, f"the log of the run may end before this checkpoint: {spelled_error(error)}")
+
+
+def _refuse_unlike(told: list[Summary]) -> None:
     """Refuses to save where the ranks were not called with the same."""
     for rank, one in enumerate(told):
         for name, value in one.alike.items():

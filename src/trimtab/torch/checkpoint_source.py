@@ -8,6 +8,7 @@ in its archive is inflated, and no pickle runs but by torch's `weights_only`.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,18 @@ import torch
 
 from trimtab.errors import CheckpointError
 from trimtab.notices import warn
+from trimtab.resume.examine import Examined
 from trimtab.resume.foreign.zip_archive import BadArchive, read_entries
-from trimtab.resume.info import CheckpointInfo, VerifyReport
+from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.manifest import Manifest, read_manifest
-from trimtab.resume.parts import FRESH_START, listed
-from trimtab.resume.select import pick
-from trimtab.resume.verify import has_manifest, verify
+from trimtab.resume.parts import FRESH_START
+from trimtab.resume.select import instead_of
 from trimtab.text import plain
+from trimtab.torch.checkpoint_looks import Looks
 from trimtab.torch.checkpoint_parts import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE, RUN_VERSION, SHARDED_FOLDER, rank_file
 from trimtab.torch.checkpoint_ranks import spelled_error
 from trimtab.torch.health import Nonfinite, nonfinite_from_state
+from trimtab.torch.plain_tree import refuse_grown
 
 _LOG: Final = "checkpoint"
 
@@ -73,7 +76,7 @@ class Source:
         found, expected = run.get("step"), self.manifest.step if self.manifest is not None else None
         if found != expected:
             raise CheckpointError(
-                f"{self.where}: {RUN_FILE} is of step {plain(repr(found))}, and its manifest says {expected}; "
+                f"{self.where}: {RUN_FILE} is of step {_number(found)}, and its manifest says {expected}; "
                 "pick another one."
             )
         return run
@@ -81,6 +84,10 @@ class Source:
     def of_rank(self, rank: int) -> Mapping[str, Any]:
         """What one rank has of its own."""
         return self._read("rng", rank_file(rank))
+
+    def instead(self) -> str:
+        """Which checkpoint to use in its place, as a sentence; reads that one."""
+        return _instead(self.path, self.manifest.run_id if self.manifest is not None else None)
 
     def _files(self, part: str) -> Iterable[str]:
         return self.manifest.parts.get(part, ()) if self.manifest is not None else ()
@@ -95,41 +102,43 @@ class Source:
         version = state.get("version")
         if version != RUN_VERSION:
             raise CheckpointError(
-                f"{self.where}/{plain(path)}: found version {plain(repr(version))}, expected {RUN_VERSION}: another "
+                f"{self.where}/{plain(path)}: found version {_number(version)}, expected {RUN_VERSION}: another "
                 "version of Trimtab has saved it; load it with that one."
             )
         return state
 
 
-def find_source(info_or_path: CheckpointInfo | str | os.PathLike[str], *, is_fresh: bool) -> Source:
+def find_source(info_or_path: CheckpointInfo | str | os.PathLike[str], *, is_fresh: bool, looks: Looks) -> Source:
     """Verifies the checkpoint that was asked for.
 
     Args:
         info_or_path: What `pick` gave, or a path: a path that is named overrides what its health says.
         is_fresh: Whether only the weights are asked for.
+        looks: What this process has read: of what `pick` has read a moment before nothing is read again.
 
     Raises:
         CheckpointError: It is not whole, not complete, or not healthy and was not named.
     """
+    is_named = not isinstance(info_or_path, CheckpointInfo)
     if isinstance(info_or_path, CheckpointInfo):
         path = info_or_path.path
-        if info_or_path.healthy is False:
-            raise CheckpointError(_unhealthy(info_or_path))
+        _refuse_unhealthy(info_or_path)
     else:
         path = Path(os.path.abspath(info_or_path))
-    report = verify(path)
-    if not report.ok:
-        raise CheckpointError(f"{plain(str(path))}: {'; '.join(report.problems)}. {_instead(path)}")
-    if report.missing and not is_fresh:
-        fresh = f" {FRESH_START[0].upper()}{FRESH_START[1:]}." if "model" in report.parts else ""
-        raise CheckpointError(
-            f"{plain(str(path))}: lacks {plain(listed(report.missing))}, which a resume needs. {_instead(path)}{fresh}"
-        )
-    if "model" not in report.parts:
-        raise CheckpointError(f"{plain(str(path))}: holds no model. {_instead(path)}")
-    if report.healthy is False:
-        warn(_LOG, f"{plain(str(path))} is not healthy, and was named: it is loaded all the same.")
-    return _source(path, report, is_fresh=is_fresh)
+    # A path that is named may have been read hours ago, by a rotation; what is picked was a moment ago.
+    found = looks.at(path, needs=("model",) if is_fresh else None, again=is_named)
+    info, where = found.info, plain(str(path))
+    if found.problems:
+        raise CheckpointError(f"{where}: {'; '.join(found.problems)}. {_instead(path, info.run_id)}")
+    if found.missing:
+        raise CheckpointError(f"{where}: {found.lacks}. {_instead(path, info.run_id)}")
+    if "model" not in info.parts:
+        raise CheckpointError(f"{where}: holds no model. {_instead(path, info.run_id)}")
+    if not is_named:
+        _refuse_unhealthy(info)  # another save may have taken its place since
+    elif info.healthy is False:
+        warn(_LOG, f"{where} is not healthy, and was named: it is loaded all the same.")
+    return _source(path, found, is_fresh=is_fresh)
 
 
 def saved_baseline(infos: Iterable[CheckpointInfo], *, run_id: str) -> dict[str, Nonfinite] | None:
@@ -168,26 +177,34 @@ def read_torch_file(path: Path, *, maps: bool = False) -> dict[str, Any]:
     where = plain(str(path))
     try:
         with path.open("rb") as file:
-            read_entries(file)
+            entries = read_entries(file)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
     except (OSError, BadArchive) as error:
         raise CheckpointError(
             f"{where}: {error if isinstance(error, BadArchive) else spelled_error(error)}."
         ) from error
     except Exception as error:
+        # What torch says of a pickle is the advice to run it.
+        why = "" if isinstance(error, pickle.UnpicklingError) else f" ({spelled_error(error)})"
         raise CheckpointError(
-            f"{where}: torch cannot read it without running a pickle, which is not done ({spelled_error(error)})."
+            f"{where}: torch cannot read it without running a pickle, which is not done{why}."
         ) from error
+    pickled = sum(entry.size_bytes for entry in entries if entry.name.endswith("/data.pkl"))
+    refuse_grown(state, size_bytes=pickled, where=where)
     if not isinstance(state, dict):
         raise CheckpointError(f"{where}: holds a {type(state).__name__}, expected a mapping.")
     return state
 
 
-def _source(path: Path, report: VerifyReport, *, is_fresh: bool) -> Source:
-    if has_manifest(path):
-        manifest = read_manifest(path)
-        if manifest.saver == "trimtab":
-            return Source(path=path, manifest=manifest, remarks=report.notes)
+def _number(value: object) -> str:
+    """What stands in a number's place, in few words: a stranger's text or list is not spelled."""
+    return str(value) if type(value) is int and value.bit_length() < 64 else f"a {type(value).__name__}"
+
+
+def _source(path: Path, found: Examined, *, is_fresh: bool) -> Source:
+    """The files of the manifest that they were held against, and of no other one that took its place since."""
+    if found.manifest is not None and found.manifest.saver == "trimtab":
+        return Source(path=path, manifest=found.manifest, remarks=found.notes)
     if path.is_dir():
         raise CheckpointError(
             f"{plain(str(path))}: was saved by transformers; pass it to trainer.train(resume_from_checkpoint=...), or "
@@ -198,25 +215,27 @@ def _source(path: Path, report: VerifyReport, *, is_fresh: bool) -> Source:
             f"{plain(str(path))}: was saved by a loop of somebody's own, and only that knows how to go on from it. "
             f"{FRESH_START[0].upper()}{FRESH_START[1:]}."
         )
-    return Source(path=path, manifest=None, remarks=report.notes)
+    return Source(path=path, manifest=None, remarks=found.notes)
 
 
-def _unhealthy(info: CheckpointInfo) -> str:
+def _refuse_unhealthy(info: CheckpointInfo) -> None:
+    if info.healthy is not False:
+        return
     why = "; ".join(info.unhealthy_because) or "its manifest does not say why"
-    try:
-        healthy = pick(info.path.parent, healthy=True, run_id=info.run_id)
-        instead = f"The last healthy one is {plain(str(healthy.path))}: use pick(healthy=True)"
-    except CheckpointError:
+    other = instead_of(info.path, info.run_id)
+    if other is not None and other.healthy:
+        instead = f"The last healthy one is {plain(str(other.path))}: use pick(healthy=True)"
+    else:
         instead = "There is no healthy one of its run: begin anew"
-    return f"{plain(str(info.path))}: is not healthy: {plain(why)}. {instead}, or load this one by its path."
+    raise CheckpointError(
+        f"{plain(str(info.path))}: is not healthy: {plain(why)}. {instead}, or load this one by its path."
+    )
 
 
-def _instead(path: Path) -> str:
+def _instead(path: Path, run_id: str | None) -> str:
     """Which checkpoint to use in the place of one that cannot be."""
-    try:
-        other = pick(path.parent)
-    except CheckpointError:
+    other = instead_of(path, run_id)
+    if other is None:
         return "There is no other in its folder that a run can go on from."
-    if other.path.name == path.name:
-        return "It may have been written meanwhile: try again."
-    return f"Use {plain(str(other.path))} instead."
+    not_healthy = ", which is not healthy," if other.healthy is False else ""
+    return f"Use {plain(str(other.path))}{not_healthy} instead."

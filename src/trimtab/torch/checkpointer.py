@@ -25,16 +25,20 @@ from torch import nn
 from trimtab.errors import CheckpointError, GuardLockupError, TrimtabError, UsageError
 from trimtab.log.folder import check_run_id
 from trimtab.notices import say, warn
+from trimtab.resume.describe import last_serial
+from trimtab.resume.disk_changes import DISK, Disk
 from trimtab.resume.info import CheckpointInfo
-from trimtab.resume.select import list_checkpoints, pick
-from trimtab.resume.writing import DISK, Disk
+from trimtab.resume.listing import list_checkpoints
+from trimtab.resume.manifest import ResumedFrom
+from trimtab.resume.select import pick
 from trimtab.text import plain
 from trimtab.torch.checkpoint_load import Resumed, begin_anew, go_on
+from trimtab.torch.checkpoint_looks import Looks
 from trimtab.torch.checkpoint_plan import Goals
 from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
 from trimtab.torch.checkpoint_save import Given
 from trimtab.torch.checkpoint_saver import Saver
-from trimtab.torch.checkpoint_source import find_source
+from trimtab.torch.checkpoint_source import Source, find_source
 
 __all__ = ["Checkpointer", "Resumed"]
 
@@ -94,7 +98,8 @@ class Checkpointer:
         self._named_run = run_id
         self._ranks = RanksTogether(process_group)
         self._on_failure = on_failure
-        self._saver = Saver(self._folder, keep=keep, run_id=run_id, ranks=self._ranks, disk=disk)
+        self._looks = Looks()
+        self._saver = Saver(self._folder, keep=keep, run_id=run_id, ranks=self._ranks, disk=disk, looks=self._looks)
         self._pending: _Pending | None = None
 
     @property
@@ -217,7 +222,7 @@ class Checkpointer:
             CheckpointError: There is none; it names each that was looked at, and why it was not taken.
         """
         self._finish_pending()
-        info = self._ranks.from_first(lambda: pick(self._folder, healthy=healthy, run_id=self.run_id))
+        info = self._ranks.from_first(lambda: self._pick(healthy=healthy))
         if self._ranks.is_first:
             for refused in info.refused:
                 warn(_LOG, f"{plain(str(refused.path))} was passed over: {refused.reason}")
@@ -258,22 +263,41 @@ class Checkpointer:
 
         Raises:
             CheckpointError: It is damaged, incomplete, unhealthy (and not named by its path), or of another model,
-                optimizer or schedule; nothing has changed then.
-            UsageError: An argument makes no sense, or the learning rate cannot be changed; nothing has changed then.
+                optimizer or schedule, and nothing has changed, on any rank; or something refused its state (a hook, a
+                model's extra state): then all is put back, and what somebody else's code did not take back is named.
+            UsageError: An argument makes no sense or is not the same on all ranks, the learning rate cannot be changed,
+                or `run` refuses its state; likewise.
         """
         self._finish_pending()
         goals = Goals(model=model, optimizer=optimizer, scheduler=scheduler, lr=lr, scaler=scaler, run=run, data=data)
-        self._ranks.of_all(goals.check)
-        source = self._ranks.from_first(lambda: find_source(info_or_path, is_fresh=optimizer is None))
+
+        def alike() -> dict[str, object]:
+            goals.check()
+            return goals.alike(info_or_path)
+
+        self._ranks.alike(alike, call="load")
+        source, serial = self._ranks.from_first(lambda: self._find(info_or_path, is_fresh=optimizer is None))
         if optimizer is None:
-            return begin_anew(source, goals, ranks=self._ranks)
+            resumed = begin_anew(source, goals, ranks=self._ranks)
+            self._saver.resumed_from = ResumedFrom(step=resumed.step, serial=serial)
+            return resumed
         resumed, baseline = go_on(source, goals, ranks=self._ranks)
+        self._saver.resumed_from = ResumedFrom(step=resumed.step, serial=serial)
         if self._named_run is None:
             self._saver.run_id = resumed.run_id
         self._saver.baseline = baseline if self.run_id == resumed.run_id else None
         return resumed
 
     # Within.
+
+    def _pick(self, *, healthy: bool) -> CheckpointInfo:
+        info = pick(self._folder, healthy=healthy, run_id=self.run_id)
+        self._looks.was_picked(info)
+        return info
+
+    def _find(self, info_or_path: CheckpointInfo | str | os.PathLike[str], *, is_fresh: bool) -> tuple[Source, int]:
+        """What is to be loaded, and the highest serial in the folder by then: what is left behind, and what comes."""
+        return find_source(info_or_path, is_fresh=is_fresh, looks=self._looks), last_serial(self._folder)
 
     def _any_there(self) -> bool:
         if not self._folder.is_dir():

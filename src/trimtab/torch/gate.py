@@ -30,6 +30,7 @@ from trimtab.torch.gradients import GradientNorms
 from trimtab.torch.judge import Judge
 from trimtab.torch.late import LateFigures
 from trimtab.torch.losses import RowLosses, leading_row
+from trimtab.torch.lr import was_rebased
 from trimtab.torch.mask import GradientMask
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
@@ -83,6 +84,7 @@ class Gate:
         self._veto: StepVeto | None = None
         if optimizer is not None:
             core.continuity.next_lr = partial(current_lr, optimizer)
+            core.continuity.was_rebased = partial(was_rebased, optimizer)
         if core.guard is not None:
             assert model is not None, "a guard comes with a model"
             self._guarding = _Guarding(
@@ -99,6 +101,14 @@ class Gate:
     def on_device(self) -> bool:
         """Whether decisions are made on the device; False while no micro-batch has settled it."""
         return self._guarding is not None and self._guarding.judge.on_device
+
+    @property
+    def may_lack_gradients(self) -> bool:
+        """Whether it is known that a loop may have had nothing to call backward on: a skip, or no token."""
+        window = self.core.window
+        if self._guarding is None or self.on_device:  # there nobody knows, and a backward leaves zeros
+            return False
+        return window.num_skipped_micros > 0 or not window.may_step
 
     def parameters(self) -> list[nn.Parameter]:
         """The model's parameters, and those that only the optimizer knows."""
@@ -350,7 +360,8 @@ class Gate:
         elif reason == "nonfinite_norm":
             place = int(first_nonfinite)
             name = self._name(parameters[place]) if place >= 0 else None
-            self.core.tell_nonfinite_norm(step, norm=float(norm), parameter=name)
+            self.core.event("nonfinite_norm", {"parameter": name, "grad_norm": float(norm)}, step=step)
+            self.core.words.nonfinite_norm(step, norm=float(norm), parameter=name)
 
     def _name(self, parameter: nn.Parameter) -> str:
         """What a parameter is called that was measured."""

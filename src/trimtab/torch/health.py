@@ -10,7 +10,6 @@ found can be put together, and compared with what other numbers of ranks found.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,48 +19,52 @@ from torch import nn
 
 from trimtab.errors import CheckpointError
 from trimtab.text import plain
+from trimtab.torch import index_ranges
 from trimtab.torch.naming import named_moments, named_weights
 from trimtab.torch.placement import Placed, placed
 
 _PIECE: Final = 1 << 20
 """Entries that are looked at together where a tensor is not finite: a mask of 1 MB, their indices of 8 MB at most."""
 
-MAX_RANGES: Final = 256
-"""Ranges of indices that are kept of one tensor. An unused token is one, a dead attention head some hundred rows."""
+MAX_RANGES: Final = 1 << 20
+"""Ranges of indices that are kept of one tensor, 16 MB: every other entry of two million."""
 
-MAX_RANGES_IN_ALL: Final = 16_384
-"""Ranges that are kept of all tensors: half a megabyte in each checkpoint. Beyond either, entries are only counted."""
+MAX_RANGES_IN_ALL: Final = 1 << 22
+"""Ranges that are kept of all tensors, 64 MB. Beyond either, entries are only counted."""
+
+_MAX_RANGES_IN_TEXT: Final = 16_384
+"""The same where they are spelled in a manifest, which is bounded."""
 
 _MAX_SENTENCES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Nonfinite:
     """The entries of one tensor that are NaN or infinite.
 
     Attributes:
         count: How many.
-        ranges: Their flat indices as (first, behind the last), ascending and apart; None where they are too many.
+        ranges: (k, 2) int64 on the CPU, their flat indices as `trimtab.torch.index_ranges` has them; None where they
+            are too many.
     """
 
     count: int
-    ranges: tuple[tuple[int, int], ...] | None
+    ranges: torch.Tensor | None
 
 
-def find_nonfinite(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Nonfinite]:
+def find_nonfinite(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Nonfinite]:
     """Looks at every floating-point weight, buffer that is saved, and moment; waits for the device, twice at most.
 
     Args:
         model: The model, or what it is wrapped in.
-        optimizer: Its optimizer; None: the weights alone.
+        optimizer: Its optimizer.
 
     Returns:
-        By name ("weight layer.bias", "exp_avg of layer.bias"), only tensors with such entries: of a shard this rank's.
+        By name ("model's layer.bias", "exp_avg of layer.bias"), only tensors with such entries: of a shard this rank's.
         `merged` puts those of several ranks together.
     """
-    tensors = {f"weight {name}": tensor for name, tensor in named_weights(model)}
-    if optimizer is not None:
-        tensors |= {f"{key} of {name}": moment for name, key, moment in named_moments(model, optimizer)}
+    tensors = {f"model's {name}": tensor for name, tensor in named_weights(model)}
+    tensors |= {f"{key} of {name}": moment for name, key, moment in named_moments(model, optimizer)}
     parts = {name: part for name, tensor in tensors.items() if (part := _own_part(tensor)) is not None}
     found: dict[str, Nonfinite] = {}
     for name in _suspects({name: part.local for name, part in parts.items()}):
@@ -108,10 +111,16 @@ def worse_than(baseline: Mapping[str, Nonfinite], found: Mapping[str, Nonfinite]
     return tuple(sentences)
 
 
-def nonfinite_to_state(found: Mapping[str, Nonfinite]) -> dict[str, list[Any]]:
-    """Plain values, for a checkpoint: name to [count, [[first, behind], ...] or None]."""
+def nonfinite_to_state(found: Mapping[str, Nonfinite], *, as_text: bool = False) -> dict[str, list[Any]]:
+    """Plain values: name to [count, ranges or None].
+
+    Args:
+        found: What was found.
+        as_text: Whether they go into a manifest, which takes lists in place of tensors, and fewer of them.
+    """
+    found = _bounded(found, most=_MAX_RANGES_IN_TEXT) if as_text else found
     return {
-        name: [entries.count, None if entries.ranges is None else [list(bounds) for bounds in entries.ranges]]
+        name: [entries.count, entries.ranges.tolist() if as_text and entries.ranges is not None else entries.ranges]
         for name, entries in found.items()
     }
 
@@ -126,10 +135,12 @@ def nonfinite_from_state(state: object, *, where: str) -> dict[str, Nonfinite]:
         if not isinstance(state, Mapping):
             raise TypeError("it is no mapping")
         found = {}
-        for name, (count, ranges) in state.items():
-            bounds = None if ranges is None else tuple((int(first), int(behind)) for first, behind in ranges)
-            found[str(name)] = Nonfinite(int(count), bounds)
-    except (TypeError, ValueError) as error:
+        for name, (count, said) in state.items():
+            ranges = torch.tensor(said, dtype=torch.int64).reshape(-1, 2) if isinstance(said, list) else said
+            if ranges is not None and not index_ranges.are_ranges(ranges, most=MAX_RANGES):
+                raise ValueError("ranges that are none")
+            found[str(name)] = Nonfinite(int(count), ranges)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CheckpointError(f"{where}: the list of entries that were not finite is damaged ({error}).") from error
     return found
 
@@ -201,78 +212,49 @@ def _pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
 def _entries(part: Placed) -> Nonfinite:
     per_entry = 2 if part.local.is_complex() else 1
     count, at = 0, 0
-    ranges: list[tuple[int, int]] | None = []
+    ranges: list[torch.Tensor] = []
+    num_ranges = 0
     for piece in _pieces(part.local):
         indices = (~torch.isfinite(piece)).nonzero().flatten()
         if per_entry == 2 and indices.numel():
             indices = torch.unique(indices // 2)
         count += indices.numel()
-        if ranges is not None and indices.numel():
-            _extend(ranges, part.indices_in_whole(indices + at // per_entry))
-            ranges = ranges if len(ranges) <= MAX_RANGES else None
+        # At the edge of two pieces one range may be two, until their union.
+        if num_ranges <= MAX_RANGES + len(ranges) and indices.numel():
+            ranges.append(index_ranges.of_indices(part.indices_in_whole(indices + at // per_entry)))
+            num_ranges += len(ranges[-1])
         at += piece.numel()
-    return Nonfinite(count, None if ranges is None else tuple(ranges))
+    return Nonfinite(count, _if_not_too_many(ranges))
 
 
-def _extend(ranges: list[tuple[int, int]], indices: torch.Tensor) -> None:
-    """Adds ascending indices; stops as soon as they are too many ranges."""
-    is_first = torch.ones_like(indices, dtype=torch.bool)
-    is_first[1:] = indices[1:] != indices[:-1] + 1
-    firsts = is_first.nonzero().flatten()[: MAX_RANGES + 1]
-    lasts = torch.cat([firsts[1:], firsts.new_tensor([indices.numel()])]) - 1
-    for first, last in zip(indices[firsts].tolist(), indices[lasts].tolist(), strict=True):
-        if ranges and ranges[-1][1] == first:
-            ranges[-1] = (ranges[-1][0], last + 1)
-        else:
-            ranges.append((first, last + 1))
+def _if_not_too_many(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    together = index_ranges.union([torch.empty(0, 2, dtype=torch.int64), *parts])
+    return together if len(together) <= MAX_RANGES else None
 
 
 def _union(parts: Sequence[Nonfinite]) -> Nonfinite:
     if len(parts) == 1:
         return parts[0]
-    bounds: list[tuple[int, int]] = []
-    for part in parts:
-        if part.ranges is None:
-            return Nonfinite(sum(part.count for part in parts), None)
-        bounds.extend(part.ranges)
-    together: list[tuple[int, int]] = []
-    for first, behind in sorted(bounds):
-        if together and first <= together[-1][1]:
-            together[-1] = (together[-1][0], max(behind, together[-1][1]))
-        else:
-            together.append((first, behind))
-    count = sum(behind - first for first, behind in together)
-    return Nonfinite(count, tuple(together) if len(together) <= MAX_RANGES else None)
+    known = [part.ranges for part in parts if part.ranges is not None]
+    if len(known) < len(parts):
+        return Nonfinite(sum(part.count for part in parts), None)
+    together = index_ranges.union(known)
+    return Nonfinite(index_ranges.num_indices(together), together if len(together) <= MAX_RANGES else None)
 
 
-def _bounded(found: dict[str, Nonfinite]) -> dict[str, Nonfinite]:
+def _bounded(found: Mapping[str, Nonfinite], *, most: int = MAX_RANGES_IN_ALL) -> dict[str, Nonfinite]:
     """The same with no more ranges in all than a checkpoint should hold."""
     num_ranges, kept = 0, {}
     for name, entries in found.items():
-        num_ranges += len(entries.ranges or ())
-        kept[name] = entries if num_ranges <= MAX_RANGES_IN_ALL else Nonfinite(entries.count, None)
+        num_ranges += 0 if entries.ranges is None else len(entries.ranges)
+        kept[name] = entries if num_ranges <= most else Nonfinite(entries.count, None)
     return kept
 
 
 def _new_entries(found: Nonfinite, before: Nonfinite | None) -> tuple[int, int | None]:
     """How many entries are in `found` and not in `before`, and the first of them where it is known."""
     if before is None:
-        return found.count, found.ranges[0][0] if found.ranges else None
+        return found.count, int(found.ranges[0, 0]) if found.ranges is not None and len(found.ranges) else None
     if found.ranges is None or before.ranges is None:
         return max(0, found.count - before.count), None
-    count, first_new = 0, None
-    behinds = [behind for _, behind in before.ranges]
-    for first, behind in found.ranges:
-        at = first
-        # The ranges of before that end behind `at`, in their order, each hides a part.
-        for low, high in before.ranges[bisect_right(behinds, at) :]:
-            if low >= behind:
-                break
-            if low > at:
-                count += low - at
-                first_new = at if first_new is None else first_new
-            at = max(at, min(high, behind))
-        if at < behind:
-            count += behind - at
-            first_new = at if first_new is None else first_new
-    return count, first_new
+    return index_ranges.difference(found.ranges, before.ranges)

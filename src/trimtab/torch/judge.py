@@ -28,7 +28,7 @@ from trimtab.torch.late import LateFigures
 from trimtab.torch.losses import RowLosses
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.transfer import HostNumber, has_side_stream, to_host
-from trimtab.values import REASON_CODE
+from trimtab.values import REASON_CODE, Verdict
 
 _CODE, _KEEP = map(HeardFigures._fields.index, ("code", "keep"))
 
@@ -182,7 +182,18 @@ class Judge:
         figures = heard.figures(alone=self._ranks.alone)
         verdict = self._core.judge_late(figures, step=step, micro=micro, leading_row=leading_row)
         if verdict.reason != heard.reason:
-            self._core.tell_disagreement(verdict, decided=heard.reason, step=step, micro=micro)
+            self._tell_disagreement(verdict, decided=heard.reason, step=step, micro=micro)
+
+    def _tell_disagreement(self, verdict: Verdict, *, decided: str, step: int, micro: int) -> None:
+        """Records, each time, that the device has decided otherwise than the host does; says so once."""
+        facts = {"micro": micro, "decided": decided, "host": verdict.reason, "loss": verdict.loss}
+        self._core.event("guard_disagrees", facts, step=step)
+        self._core.words.disagreement(
+            verdict,
+            decided=decided,
+            where=f"micro-batch {micro} of step {step}",
+            instead='GuardConfig(decide="host")',
+        )
 
 
 def _own_figures(micro_batch: RowLosses, *, extra: torch.Tensor | None, beyond: torch.Tensor | None) -> torch.Tensor:

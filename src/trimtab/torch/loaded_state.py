@@ -1,8 +1,9 @@
 """Weights and moments of a checkpoint, for a model that lies on as many ranks as it does now.
 
-    read           of a sharded checkpoint: the parts that this rank holds, whoever saved
-    part_of_whole  of a plain one: the same parts, all of it where the model is not sharded
-    Loaded.put     into the model and its optimizer
+    read              of a sharded checkpoint: the parts that this rank holds, whoever saved
+    part_of_whole     of a plain one: the same parts, all of it where the model is not sharded
+    Loaded.put        into the model and its optimizer
+    Loaded.take_back  what stood in the model before
 
 Enters: a checkpoint, a model in any layout, its optimizer. Leaves: their state as it was saved, bit for bit.
 Invariants: nothing is changed before all was read and found to fit; no collective is called; no rank keeps more than it
@@ -11,8 +12,10 @@ trains with.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,8 +28,10 @@ from trimtab.torch.module_names import bare_name, module_inside
 from trimtab.torch.naming import weights_of
 from trimtab.torch.optimizer_names import PARAMS, NamedState, numbered, parameters_by_name
 from trimtab.torch.placement import placed
+from trimtab.torch.same_state import is_same
 from trimtab.torch.sharded_index import Index, SavedTensor
-from trimtab.torch.state_fit import refuse_unlike, refuse_unlike_groups, shapes
+from trimtab.torch.state_fit import is_weight, refuse_unlike, refuse_unlike_groups, shapes
+from trimtab.torch.training_fit import refuse_unlike_state
 
 if TYPE_CHECKING:
     from trimtab.torch.sharded_reading import PieceReader
@@ -34,23 +39,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Loaded:
     """What was read of a checkpoint, and found to fit; nothing has changed yet.
 
     Attributes:
         model: The model that it is for.
-        weights: The part of each tensor that this rank holds of it.
-        extra: What else the model's state holds.
+        weights: The part of each tensor that this rank holds of it. Once it is put, what stood there before, on the
+            CPU: one tensor after the other takes its place, so that no rank keeps two checkpoints.
+        extra: What else the model's state holds, each module's extra state for one.
         optimizer: The optimizer that it is for.
         state: A state for it.
     """
 
     model: nn.Module
-    weights: Mapping[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
     extra: Mapping[str, Any]
     optimizer: torch.optim.Optimizer | None
     state: dict[str, Any] | None
+    _put: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
+    _extra_before: dict[str, Any] | None = field(default=None, init=False)
 
     def put(self) -> None:
         """Puts it into the optimizer and its model."""
@@ -58,22 +66,51 @@ class Loaded:
         self.put_weights()
 
     def put_moments(self) -> None:
-        """Puts the state into the optimizer, whose hooks may refuse it: so before the weights."""
+        """Puts the state into the optimizer."""
         if self.optimizer is not None and self.state is not None:
             self.optimizer.load_state_dict(self.state)
 
     def put_weights(self) -> None:
-        """Puts the weights into the model."""
+        """Puts the weights into the model, whose hooks and extra states may refuse them: see `take_back`."""
         inside = module_inside(self.model)
         state = inside.state_dict()
+        self._extra_before = {
+            name: copy.deepcopy(value) for name, value in state.items() if bare_name(name) in self.extra
+        }
         with torch.no_grad():
             for name, into in state.items():
-                if isinstance(into, torch.Tensor):
-                    placed(into).local.copy_(self.weights[bare_name(name)])
-                else:
+                if bare_name(name) in self.extra:
                     state[name] = self.extra[bare_name(name)]
+                else:
+                    self._exchange(bare_name(name), placed(into).local)
             # The tensors are in place: this is for what the model's own hooks make of a load.
             inside.load_state_dict(state)
+
+    def take_back(self) -> bool:
+        """Puts back what stood in the model before `put_weights`, as far as that came; moments are not touched.
+
+        Returns:
+            Whether the model's state is what it was: its extra states are its own to take back, and may refuse.
+        """
+        with torch.no_grad():
+            # Tied weights were exchanged twice.
+            while self._put:
+                name, local = self._put.pop()
+                local.copy_(self.weights[name])
+        if self._extra_before is None:
+            return True
+        inside = module_inside(self.model)
+        with suppress(Exception):  # what refused the load may refuse this too; what counts is what the model then shows
+            inside.load_state_dict({**inside.state_dict(), **copy.deepcopy(self._extra_before)})
+        now = inside.state_dict()
+        return all(is_same(now.get(name), value) for name, value in self._extra_before.items())
+
+    def _exchange(self, name: str, local: torch.Tensor) -> None:
+        before = local.to("cpu", copy=True)
+        # Told first: a copy that is cut off in its middle is taken back too.
+        loaded, self.weights[name] = self.weights[name], before
+        self._put.append((name, local))
+        local.copy_(loaded)
 
 
 def read(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Loaded:
@@ -98,7 +135,7 @@ def read(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer | N
     weights = weights_of(model)
     refuse_unlike(
         shapes(weights),
-        {name: tensor.shape for name, tensor in saved.items()} | dict.fromkeys(index.extra),
+        shapes({**saved, **index.extra}),
         where=where,
     )
     with PieceReader(folder) as reader:
@@ -106,17 +143,23 @@ def read(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer | N
         if optimizer is not None:
             named = _needed(index.optimizer, where=where)
             refuse_unlike_groups(named, optimizer, model, where=where)
+            refuse_unlike_state(named, optimizer, model, where=where, tensors=index.moments)
             state = numbered(_moments(index, named, reader, optimizer, model), optimizer, model)
 
         def part_of(name: str, into: torch.Tensor) -> torch.Tensor:
             part = placed(into)
-            # Not into the model itself: a piece that turns out damaged must leave it as it was.
-            fresh = torch.empty_like(part.local, device="cpu", memory_format=torch.contiguous_format)
+            # Not into the model itself: a piece that turns out damaged must leave it as it was. As it was saved: what
+            # the model rounds is told.
+            fresh = torch.empty(part.local.shape, dtype=saved[name].dtype)
             reader.read(name, saved[name], into=replace(part, local=fresh))
             return fresh
 
-        parts = {name: part_of(name, into) for name, into in weights.items() if isinstance(into, torch.Tensor)}
-    return Loaded(model=model, weights=parts, extra=index.extra, optimizer=optimizer, state=state)
+        parts = {name: part_of(name, into) for name, into in weights.items() if is_weight(name, into)}
+        extra = dict(index.extra)
+        for name in weights.keys() - parts.keys() - extra.keys():
+            extra[name] = torch.empty(saved[name].shape, dtype=saved[name].dtype)
+            reader.read(name, saved[name], into=placed(extra[name]))
+    return Loaded(model=model, weights=parts, extra=extra, optimizer=optimizer, state=state)
 
 
 def part_of_whole(
@@ -144,15 +187,16 @@ def part_of_whole(
     """
     weights = weights_of(model)
     refuse_unlike(shapes(weights), shapes(model_state), where=where)
+    _refuse_without_values(model_state, like=weights, where=where)
     state = None
     if optimizer is not None:
         state = _in_parts(_needed(optimizer_state, where=where), optimizer, where=where)
     parts = {
         name: placed(into).part_of(model_state[name].detach())
         for name, into in weights.items()
-        if isinstance(into, torch.Tensor)
+        if is_weight(name, into)
     }
-    extra = {name: model_state[name] for name, into in weights.items() if not isinstance(into, torch.Tensor)}
+    extra = {name: model_state[name] for name in weights if name not in parts}
     return Loaded(model=model, weights=parts, extra=extra, optimizer=optimizer, state=state)
 
 
@@ -212,6 +256,14 @@ def _refuse_unfounded(value: torch.Tensor, *, like: torch.Tensor, where: str) ->
             f"{where} says that it has the shape {tuple(value.shape)}, in {size_bytes:,} bytes of the file, expected "
             "one that these can hold: it was made to take the memory of whoever loads it"
         )
+
+
+def _refuse_without_values(state: Mapping[str, Any], *, like: Mapping[str, Any], where: str) -> None:
+    """Refuses weights that those of the model cannot be filled from."""
+    for name, value in state.items():
+        if is_weight(name, value) and (value.is_meta or value.layout != like[name].layout):
+            found = "on the meta device and holds no values" if value.is_meta else f"of layout {value.layout}"
+            raise CheckpointError(f"{where}: {plain(name)} is {found}, expected a plain tensor; pick another one.")
 
 
 def _laid_out(

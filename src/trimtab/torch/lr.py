@@ -15,6 +15,8 @@ import dataclasses
 import logging
 import math
 import numbers
+import sys
+import weakref
 from typing import Any, Final
 
 import torch
@@ -29,6 +31,9 @@ _LOG: Final = "resume"
 
 _MOST_DIGITS: Final = 8
 """Digits after the point that a rate is told in at most: beyond them is rounding."""
+
+_rebased: Final[weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]] = weakref.WeakKeyDictionary()
+"""Optimizers that were put at another rate, with their groups: a state that is loaded puts others in their place."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Rebase:
         return f"LR re-base: {change} on resume (schedule phase preserved)"
 
 
-def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> Rebase:
+def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float, *, quiet: bool = False) -> Rebase:
     """Puts an optimizer and its scheduler at another learning rate, the place in the schedule kept.
 
     Afterwards `lr` and `initial_lr` of every parameter group, `base_lrs` and `_last_lr` of the scheduler, and the
@@ -65,6 +70,7 @@ def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> Re
             wrapper of one, schedulers of schedulers; None: the groups alone are changed.
         lr: The new rate of the first parameter group, positive: what its `initial_lr` is to be. Of a OneCycleLR or
             CyclicLR, alone or among others, the new `max_lr`.
+        quiet: Whether the line is left to the caller, who knows better which rank speaks: it is `str()` of the result.
 
     Returns:
         The old rate and the new one.
@@ -78,18 +84,33 @@ def rebase_lr(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> Re
         scheduler.load_state_dict(saved["scheduler"])
         rebase_lr(optimizer, scheduler, 3e-4)
     """
-    new = check_lr(lr)
-    inner = unwrapped(scheduler)
-    _refuse_stranger(inner, optimizer=optimizer)
-    scale = Scale(old=_old_rate(optimizer, inner), new=new)
-    if inner is not None:
-        check_known(inner, scale=scale, optimizer=optimizer)
-    for place, name, value in _edits(optimizer, inner, scale=scale):
+    change, edits = _worked_out(optimizer, scheduler, lr)
+    for place, name, value in edits:
         _set(place, name, value)
-    change = Rebase(old=scale.old, new=new)
-    if change.old != change.new and Ranks.of().rank == 0:
-        say(_LOG, str(change), level=logging.INFO)
+    if change.old != change.new:
+        _rebased[inside_of(optimizer)] = optimizer.param_groups
+        if not quiet and Ranks.of().rank == 0:
+            say(_LOG, str(change), level=logging.INFO)
     return change
+
+
+def check_rebase(optimizer: torch.optim.Optimizer, scheduler: Any, lr: float) -> None:
+    """Refuses what `rebase_lr` would refuse; changes nothing, and says nothing.
+
+    Args:
+        optimizer: As there.
+        scheduler: As there.
+        lr: As there.
+
+    Raises:
+        UsageError: As there.
+    """
+    _worked_out(optimizer, scheduler, lr)
+
+
+def was_rebased(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `rebase_lr` has put an optimizer, in a wrapper or not, at another rate than that of its last state."""
+    return _rebased.get(inside_of(optimizer)) is optimizer.param_groups
 
 
 def kept_lr(saved: float, asked: float, *, option: str) -> str:
@@ -124,6 +145,53 @@ def base_lr(optimizer: torch.optim.Optimizer, scheduler: Any) -> float | None:
     return rate if math.isfinite(rate) and rate > 0 else None
 
 
+def built_rates(optimizer: torch.optim.Optimizer, scheduler: Any) -> list[float]:
+    """The rate of each parameter group that the schedule was built at, the first as `rebase_lr` counts it.
+
+    Args:
+        optimizer: The optimizer.
+        scheduler: What sets its rates; None: nothing does.
+    """
+    others = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups[1:]]
+    return [_found_rate(optimizer, unwrapped(scheduler)), *others]
+
+
+def asked_rates(optimizer: torch.optim.Optimizer, scheduler: Any) -> list[float]:
+    """The rate of each parameter group that a run was started with: that of `built_rates`, or one set by hand since."""
+    told = getattr(unwrapped(scheduler), "_last_lr", None)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    built = built_rates(optimizer, scheduler)
+    if not isinstance(told, list) or len(told) != len(rates):
+        return built
+    return [
+        base if math.isclose(rate, float(last), rel_tol=1e-9) else rate
+        for rate, last, base in zip(rates, told, built, strict=True)
+    ]
+
+
+def kept_rates(saved: list[float], asked: list[float], *, option: str) -> list[str]:
+    """What is said of the rates of groups that a checkpoint's are kept in the place of, a sentence each.
+
+    Args:
+        saved: The rates in the checkpoint, as `built_rates` finds them once it is loaded.
+        asked: Those that the run was started with, as `asked_rates` found them before.
+        option: What asks for another rate of the first group, as the user spells it, up to the rate.
+    """
+    said = []
+    for number, (kept, wanted) in enumerate(zip(saved, asked, strict=True)):
+        # Where a group has kept its ratio to the first one, that one has said it.
+        implied = kept if number == 0 else kept * (asked[0] / saved[0] if saved[0] else 1.0)
+        if any(math.isclose(rate, wanted, rel_tol=1e-9) for rate in (kept, implied)) or not math.isfinite(wanted):
+            continue
+        if number == 0 and wanted > 0:
+            said.append(kept_lr(kept, wanted, option=f"{option}{wanted:g}"))
+        else:
+            said.append(
+                f"resume keeps {lr_in_words(kept)} in parameter group {number}, which was given {lr_in_words(wanted)}"
+            )
+    return said
+
+
 def check_lr(lr: object, *, name: str = "lr") -> float:
     """Refuses what is no learning rate to go on with.
 
@@ -135,12 +203,25 @@ def check_lr(lr: object, *, name: str = "lr") -> float:
         UsageError: It is no positive, finite number.
     """
     if not isinstance(lr, bool) and isinstance(lr, numbers.Real):
-        number = float(lr)
+        try:
+            number = float(lr)
+        except OverflowError:  # a whole number of any size, or a fraction of two
+            number = math.inf
         if math.isfinite(number) and number > 0:
             return number
+    # More digits than Python spells may be in a whole number.
+    is_long = isinstance(lr, int) and abs(lr) > sys.float_info.max
+    spelled = "a number beyond all floats" if is_long else repr(lr)
     raise UsageError(
-        f"{name}={lr!r} ({type(lr).__name__}) is no learning rate: use a positive, finite number such as 3e-4."
+        f"{name}={spelled} ({type(lr).__name__}) is no learning rate: use a positive, finite number such as 3e-4."
     )
+
+
+def inside_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside a wrapper, Accelerate's for one, which holds it as `optimizer`."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _refuse_stranger(scheduler: Any, *, optimizer: torch.optim.Optimizer) -> None:
@@ -171,10 +252,23 @@ def _found_rate(optimizer: torch.optim.Optimizer, scheduler: Any) -> float:
     first = optimizer.param_groups[0]
     for leaf in leaves(scheduler):
         if isinstance(leaf, OneCycleLR):
-            return float(first["max_lr"])
+            return float(first.get("max_lr", math.nan))
         if isinstance(leaf, CyclicLR):
             return float(leaf.max_lrs[0])
     return float(first.get("initial_lr", first["lr"]))
+
+
+def _worked_out(
+    optimizer: torch.optim.Optimizer, scheduler: Any, lr: float
+) -> tuple[Rebase, list[tuple[Any, str, Any]]]:
+    """What is changed, in words and one by one."""
+    new = check_lr(lr)
+    inner = unwrapped(scheduler)
+    _refuse_stranger(inner, optimizer=optimizer)
+    scale = Scale(old=_old_rate(optimizer, inner), new=new)
+    if inner is not None:
+        check_known(inner, scale=scale, optimizer=optimizer)
+    return Rebase(old=scale.old, new=new), _edits(optimizer, inner, scale=scale)
 
 
 def _edits(optimizer: torch.optim.Optimizer, scheduler: Any, *, scale: Scale) -> list[tuple[Any, str, Any]]:

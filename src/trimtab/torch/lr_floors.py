@@ -10,17 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
 from typing import Any, Final
 
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
-_SAME: Final = 1e-9
-"""How far two rates that are one may be apart, as a part of them: rounding, multiplied up over a long schedule."""
-
-_HELD: Final = ("lr_init", "min_lr_rate")
-"""What a factor of `transformers.get_scheduler` calls the rate that it was built at, and its floor as part of it."""
+from trimtab.torch.lr_factors import SAME, same_rate
 
 _WITHOUT_STATE: Final = "Build it at the new rate, and leave its saved state out"
 
@@ -35,28 +30,7 @@ def floor_of(scheduler: Any) -> str:
         return f"eta_min={scheduler.eta_min}"
     if isinstance(scheduler, SWALR):
         return f"swa_lr={[float(group['swa_lr']) for group in scheduler.optimizer.param_groups]}"
-    if isinstance(scheduler, LambdaLR):
-        held = [named for factor in scheduler.lr_lambdas for named in held_rates(factor).items()]
-        return ", ".join(f"{name}={value:.6g}" for name, value in dict(held).items())
     return ""
-
-
-def held_rates(factor: Callable[..., Any]) -> dict[str, float]:
-    """The rates that a factor of a LambdaLR was built with and still holds, by the name they have in it."""
-    held: dict[str, Any] = {}
-    if isinstance(factor, partial):
-        held = factor.keywords
-    elif isinstance(factor, FunctionType) and factor.__closure__:
-        cells = zip(factor.__code__.co_freevars, factor.__closure__, strict=True)
-        held = {name: cell.cell_contents for name, cell in cells if name in (*_HELD, "lr_end")}
-    if held.get("lr_end") == 0:
-        return {}
-    return {name: float(held[name]) for name in _HELD if isinstance(held.get(name), int | float) and held[name]}
-
-
-def same_rate(one: float, other: float) -> bool:
-    """Whether two rates are one, but for rounding."""
-    return math.isclose(one, other, rel_tol=_SAME)
 
 
 def above_floor(scheduler: Any, rate: float, *, old_base: float, new_base: float) -> float:
@@ -67,12 +41,21 @@ def above_floor(scheduler: Any, rate: float, *, old_base: float, new_base: float
         rate: What it has made of the old base.
         old_base: The rate that it was built at.
         new_base: The rate that it is to be at.
+
+    Raises:
+        FloorError: It was built at its floor, and somewhere between other schedules.
     """
     floor = float(scheduler.eta_min)
     if old_base != floor:
         return floor + (rate - floor) * ((new_base - floor) / (old_base - floor))
-    # The old schedule was level, and shows nothing of its shape.
+    # The old schedule was level, and shows nothing of its shape. A sequence of sequences steps its first schedule more
+    # than once at the beginning, which a cosine without restarts takes along.
     is_restarting = isinstance(scheduler, CosineAnnealingWarmRestarts)
+    is_plain = is_restarting or scheduler._step_count - 1 == scheduler.last_epoch
+    if not is_plain or not same_rate(rate, floor):
+        raise FloorError(
+            f"was built at its floor (eta_min={floor:.6g}), and what its rates show is not its shape. {_WITHOUT_STATE}"
+        )
     done, whole = (scheduler.T_cur, scheduler.T_i) if is_restarting else (scheduler.last_epoch, scheduler.T_max)
     return floor + (new_base - floor) * (1 + math.cos(math.pi * done / whole)) / 2
 
@@ -86,12 +69,20 @@ def averaged(scheduler: SWALR, rate: float, *, swa_lr: float, ratio: float) -> f
         swa_lr: Where it ends.
         ratio: New learning rate over old one.
     """
-    step = scheduler._step_count - 1
     if scheduler.anneal_epochs == 0:
-        step = max(1, step)
-    done = max(0.0, min(1.0, step / max(1, scheduler.anneal_epochs)))
+        return swa_lr
     anneal: Callable[[float], float] = scheduler.anneal_func
-    return ratio * rate + (1 - ratio) * swa_lr * anneal(done)
+    step = scheduler._step_count - 1
+    # A sequence of sequences makes the first step of its first schedule again for each of them, and puts the rate back
+    # to its base each time: that was begun with where the count of the last one stands.
+    begun = anneal(_part(step - scheduler.last_epoch - 1, scheduler.anneal_epochs))
+    done = anneal(_part(step, scheduler.anneal_epochs))
+    kept = 0.0 if begun == 1 else (1 - done) / (1 - begun)
+    return ratio * rate + (1 - ratio) * swa_lr * (1 - kept)
+
+
+def _part(step: int, num_steps: int) -> float:
+    return max(0.0, min(1.0, step / num_steps))
 
 
 def reduced(scheduler: ReduceLROnPlateau, rates: list[float], *, old_bases: list[float], ratio: float) -> list[float]:
@@ -154,7 +145,7 @@ def _num_reductions(rate: float, base: float, floor: float, *, shrink: Callable[
     num_done, reached = 0, base
     while not same_rate(reached, rate):
         lower = shrink(reached, floor)
-        if lower == reached or lower < rate * (1 - _SAME):
+        if lower == reached or lower < rate * (1 - SAME):
             raise FloorError(
                 f"began at {base:.6g} and is at {rate:.6g}, where its reductions do not lead: something else has set "
                 f"the rate. {_WITHOUT_STATE}"

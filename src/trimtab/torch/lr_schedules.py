@@ -19,6 +19,7 @@ from torch.optim.swa_utils import SWALR
 
 from trimtab.errors import UsageError
 from trimtab.torch import lr_floors
+from trimtab.torch.lr_factors import Rates, made_of_a_rate, same_rate, why_not_afresh
 from trimtab.torch.lr_floors import FloorError
 
 _COSINES: Final = (kinds.CosineAnnealingLR, kinds.CosineAnnealingWarmRestarts)
@@ -44,7 +45,10 @@ _KNOWN: Final = (
 _RATE_MAKERS: Final = frozenset(("get_lr", "step", "_get_closed_form_lr", "_update_lr", "_reduce_lr"))
 """Methods in which torch makes rates: a subclass with one of its own may do anything."""
 
-_AFRESH: Final = "build the optimizer and the scheduler at the new rate, load their states, then ask for it"
+_OF_EACH_GROUP: Final = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs")
+"""What a scheduler holds one of for each parameter group."""
+
+_BUILD_AND_STEP: Final = "Build it at the new rate and step it to its place, instead of loading its state"
 
 
 class Scale(NamedTuple):
@@ -91,19 +95,29 @@ def leaves(scheduler: Any) -> list[Any]:
 def check_known(scheduler: Any, *, scale: Scale, optimizer: torch.optim.Optimizer) -> None:
     """Refuses with `UsageError`, by name, what is of no known kind, or holds a rate that it was not built with anew.
 
-    A factor of `transformers.get_scheduler` that has a floor holds it as a share of the rate that it was built at:
-    only one that was built at the new rate gives the new schedule.
+    A factor that has a floor holds it as a share of the rate that it was built at: only one that was built at the new
+    rate gives the new schedule, and of an object that is called a state puts the old share back.
     """
     kind = _kind(scheduler)
+    num_groups = len(optimizer.param_groups)
+    for name in _OF_EACH_GROUP:
+        num_known = len(getattr(scheduler, name, optimizer.param_groups))
+        if num_known != num_groups:
+            refuse(
+                scheduler,
+                f"was built for {_groups(num_known)} ({name}), and the optimizer has {num_groups}. Add the groups "
+                "before the scheduler is built, as the rates of one that was added later cannot be known",
+            )
     for entry in getattr(scheduler, "_schedulers", ()):
         check_known(entry, scale=scale, optimizer=optimizer)
-    for factor in scheduler.lr_lambdas if kind is kinds.LambdaLR else ():
-        held = lr_floors.held_rates(factor)
-        # Its makers take the rate from here, and loading a state changes nothing of it.
-        built_at = held.get("lr_init", float(optimizer.defaults["lr"]))
-        if held and not lr_floors.same_rate(built_at, scale.new):
-            named = ", ".join(f"{name}={value:.6g}" for name, value in held.items())
-            refuse(scheduler, f"holds a floor ({named}) made for a learning rate of {built_at:.6g}: {_AFRESH}")
+    if kind is kinds.LambdaLR:
+        why = why_not_afresh(scheduler.lr_lambdas, rates=_rates(scheduler, scale=scale, optimizer=optimizer))
+        if why:
+            refuse(scheduler, why)
+    if kind is kinds.MultiplicativeLR and not same_rate(scale.old, scale.new):
+        held = made_of_a_rate(scheduler.lr_lambdas, rates=_rates(scheduler, scale=scale, optimizer=optimizer))
+        if held:
+            refuse(scheduler, f"holds {held}, and what its factors were before cannot be told. {_BUILD_AND_STEP}")
 
 
 def moved(scheduler: Any, rates: Sequence[float], *, scale: Scale, optimizer: torch.optim.Optimizer) -> list[float]:
@@ -120,17 +134,19 @@ def moved(scheduler: Any, rates: Sequence[float], *, scale: Scale, optimizer: to
     """
     kind = _kind(scheduler)
     inner: Sequence[Any] = getattr(scheduler, "_schedulers", ())
+    if scale.old == scale.new and kind is not kinds.LambdaLR:
+        return list(rates)
     if kind is kinds.SequentialLR:
         now = inner[_place(scheduler)]
         if _kind(now) in _CARRYING:
-            _refuse_floors(
-                inner[: _place(scheduler)], where=f"comes before a {type(now).__name__}, which goes on from it"
-            )
+            where = f"comes before a {type(now).__name__}, which goes on from it"
+            _refuse_floors(inner[: _place(scheduler)], where=where, scale=scale, optimizer=optimizer)
         return moved(now, rates, scale=scale, optimizer=optimizer)
     if kind is kinds.ChainedScheduler:
         if len(inner) == 1:
             return moved(inner[0], rates, scale=scale, optimizer=optimizer)
-        _refuse_floors(inner, where="is chained with others, which multiply it too")
+        where = "is chained with others, which multiply it too"
+        _refuse_floors(inner, where=where, scale=scale, optimizer=optimizer)
         return scale.all_of(rates)
     try:
         return _moved_alone(scheduler, kind, list(rates), scale=scale, optimizer=optimizer)
@@ -184,6 +200,13 @@ def _moved_alone(
             base * float(factor(scheduler.last_epoch)) for base, factor in zip(bases, scheduler.lr_lambdas, strict=True)
         ]
     if kind in _COSINES and scheduler.eta_min:
+        began = [float(group["initial_lr"]) for group in optimizer.param_groups if "initial_lr" in group]
+        # A OneCycleLR that is built after it puts another rate there, at which a sequence begins.
+        if kind is kinds.CosineAnnealingLR and began != [float(base) for base in scheduler.base_lrs]:
+            raise FloorError(
+                f"has a floor (eta_min={scheduler.eta_min}) and was built at the rates {scheduler.base_lrs}, and the "
+                f"groups begin at {began}. Build the schedulers that change where they begin before it"
+            )
         return [
             lr_floors.above_floor(scheduler, rate, old_base=float(base), new_base=float(scale.of(base)))
             for rate, base in zip(rates, scheduler.base_lrs, strict=True)
@@ -215,8 +238,8 @@ def _kind(scheduler: Any) -> type | None:
         return None
     refuse(
         scheduler,
-        "is of no kind that is known here, so whether all its rates go with the learning rate cannot be told. Build it "
-        "at the new rate and step it to its place, instead of loading its state",
+        "is of no kind that is known here, so whether all its rates go with the learning rate cannot be told. "
+        f"{_BUILD_AND_STEP}",
     )
 
 
@@ -225,9 +248,25 @@ def _place(sequence: kinds.SequentialLR) -> int:
     return bisect_right(sequence._milestones, sequence.last_epoch)
 
 
-def _refuse_floors(entries: Sequence[Any], *, where: str) -> None:
+def _refuse_floors(entries: Sequence[Any], *, where: str, scale: Scale, optimizer: torch.optim.Optimizer) -> None:
     """Refuses schedulers that have a floor, at a place where its share in the rate cannot be told."""
     for leaf in (leaf for entry in entries for leaf in leaves(entry)):
         floor = lr_floors.floor_of(leaf)
+        if _kind(leaf) is kinds.LambdaLR:
+            floor = made_of_a_rate(leaf.lr_lambdas, rates=_rates(leaf, scale=scale, optimizer=optimizer))
         if floor:
             refuse(leaf, f"has a floor ({floor}) and {where}. Without the floor the rates go with the learning rate")
+
+
+def _rates(scheduler: Any, *, scale: Scale, optimizer: torch.optim.Optimizer) -> Rates:
+    """What the numbers in its factors are compared with."""
+    bases = [float(base) for base in scheduler.base_lrs]
+    return Rates(
+        built_at=float(optimizer.defaults["lr"]),
+        old=(scale.old, *bases),
+        new=(scale.new, *(float(scale.of(base)) for base in bases)),
+    )
+
+
+def _groups(number: int) -> str:
+    return "1 parameter group" if number == 1 else f"{number} parameter groups"

@@ -1,8 +1,8 @@
 """`generation_probe`: what a model that was just loaded would say next, in four numbers.
 
 Enters: a model and token ids. Leaves: a `Probe`: whether the logits are finite, the five likeliest tokens, the entropy
-and the coefficient of variation of the distribution over the vocabulary, and which of four shapes that has. Invariant:
-nothing of a training moves: mode, gradients, buffers, caches and random numbers are as before.
+and the coefficient of variation of the distribution over the vocabulary, and which of five shapes that has. Invariant:
+nothing of a training moves: mode, gradients, buffers and random numbers are as before.
 
 Shapes: B sequences, T tokens, V words of the vocabulary.
 """
@@ -20,19 +20,26 @@ import torch
 from torch import nn
 
 from trimtab.errors import UsageError
-from trimtab.values import json_number
+from trimtab.torch.module_names import module_inside
+from trimtab.torch.rng import kept_rng
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-Shape = Literal["peaked", "uniform", "one-hot", "nonfinite"]
+Shape = Literal["peaked", "flat", "uniform", "one-hot", "nonfinite"]
 
 NUM_TOP: Final = 5
 
-UNIFORM: Final = 0.95
-"""Part of ln V from which the entropy is that of a uniform distribution. Equal logits have 1; models that were only
-initialised have 0.999 (a Llama of width 16), 0.986 (GPT-2 of width 768), and less the wider they are: one of width
-4,096 is not told from a trained one by this. Trained language models have 2 to 5 of 10.8 nats, half of it or less."""
+UNIFORM_CV: Final = 0.1
+"""Coefficient of variation up to which a distribution is uniform. Weights that are zero, or a head that nothing
+reaches, have 0; initialised weights have the spread of their logits, 0.08 (a Llama of width 16) and more with the
+width. Who has learned no more than which words are frequent is far above: a tenth is 0.005 nats below ln V."""
+
+FLAT: Final = 0.95
+"""Part of ln V from which the entropy is that of a model that knows little, though it is not uniform. Models that were
+only initialised have 0.986 (GPT-2 of width 768), and less the wider they are: one of width 4,096 is not told from a
+trained one by this. Trained language models have 2 to 5 of 10.8 nats, half of it or less; but a small one that is sound
+may have 0.96 on text that is not its own. So neither is said."""
 
 ONE_HOT_ENTROPY: Final = 1e-3
 """Entropy in nats from which downwards nothing but one word is left: it has 0.9999 or more of the probability. A sure
@@ -45,9 +52,13 @@ class Probe:
     """What a model gave for the last token of each sequence, and for all positions in the mean.
 
     Attributes:
-        shape: "peaked" (as a trained model), "uniform" (entropy ln V, cv 0: a model that knows nothing, or
-            a head that nothing reaches), "one-hot" (logits that ran away), "nonfinite".
-        num_nonfinite: Logits that are not finite, of all positions.
+        shape: "peaked" (as a trained model), "flat" (a model that knows little, or one that was only initialised),
+            "uniform" (entropy ln V, cv 0: weights at zero, or a head that nothing reaches), "one-hot" (logits that ran
+            away), "nonfinite".
+        num_nonfinite: Logits that are NaN or infinite, of all positions; not those of `num_masked`.
+        num_masked: Logits of minus infinity, of all positions, where others of the position are finite: words that the
+            model rules out, as those by which a vocabulary is padded. They have probability 0, and the other numbers
+            are of the rest.
         top_ids: The likeliest tokens after the first sequence's last one, the likeliest first; none where not finite.
         top_probabilities: Their probabilities, 0..1.
         entropy: Of the distribution, in nats, 0 to ln V; mean over positions. NaN where a logit is not finite.
@@ -57,16 +68,12 @@ class Probe:
 
     shape: Shape
     num_nonfinite: int
+    num_masked: int
     top_ids: tuple[int, ...]
     top_probabilities: tuple[float, ...]
     entropy: float
     cv: float
     vocabulary_size: int
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether a trained model may look like this."""
-        return self.shape == "peaked"
 
     @property
     def remark(self) -> str:
@@ -76,24 +83,22 @@ class Probe:
                 f"{self.num_nonfinite} logits are not finite: weights are NaN or infinite, or the precision overflows."
             )
         numbers = f"entropy {self.entropy:.3g} of at most {math.log(self.vocabulary_size):.3g} nats, cv {self.cv:.3g}"
+        if self.num_masked:
+            numbers += f"; {self.num_masked} logits are -inf, probability 0"
         if self.shape == "uniform":
-            return f"Every token is as likely as any other ({numbers}): the weights were not restored."
+            return (
+                f"Every token is as likely as any other ({numbers}): as of weights that were not restored, or a head "
+                "that nothing reaches."
+            )
+        if self.shape == "flat":
+            return (
+                f"The distribution is nearly flat ({numbers}): as of a model that has learned little, or of weights "
+                "that were only initialised; these ids do not tell which."
+            )
         if self.shape == "one-hot":
             return f"One token takes all ({numbers}): the logits ran away, or a scale was restored twice."
         best = f"token {self.top_ids[0]} leads with {self.top_probabilities[0]:.3g}"
         return f"The distribution is peaked, as a trained model's is: {best} ({numbers})."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Strict JSON, as the facts of an event; non-finite numbers are strings."""
-        return {
-            "shape": self.shape,
-            "num_nonfinite": self.num_nonfinite,
-            "top_ids": list(self.top_ids),
-            "top_probabilities": list(self.top_probabilities),
-            "entropy": json_number(self.entropy),
-            "cv": json_number(self.cv),
-            "vocabulary_size": self.vocabulary_size,
-        }
 
 
 def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
@@ -101,7 +106,8 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
 
     Call it between two windows: after loading a checkpoint, and before the first step. Among several ranks of a model
     that `fully_shard` has sharded every rank calls it, each with any ids, for its forward gathers weights; a rank that
-    does not leaves the others waiting. Under DDP one rank may call it alone: the module inside is run.
+    does not leaves the others waiting. Under DDP one rank may call it alone: the module inside is run, that of
+    `torch.compile` too.
 
     Args:
         model: Called as `model(input_ids)`; gives logits (B, T, V), (T, V) or (B, V), or a tuple or a mapping that
@@ -109,7 +115,8 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
         input_ids: (B, T) or (T,) integer token ids, T of 1 or more; moved to the model's device.
 
     Returns:
-        What was found. The model's mode, gradients, buffers and random numbers are as before.
+        What was found. The model's mode, gradients and buffers, and the global random numbers of Python, NumPy and
+        torch, are as before.
 
     Raises:
         UsageError: The ids are no integers, or there are none; or what the model gives holds no logits.
@@ -123,7 +130,7 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
         raise UsageError(f"generation_probe takes token ids, a tensor of integers, found {_spelled(input_ids)}.")
     if not input_ids.numel() or input_ids.dim() not in (1, 2):
         raise UsageError(f"generation_probe takes token ids of shape (B, T) or (T,), found {_spelled(input_ids)}.")
-    inside = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    inside = module_inside(model)
     ids = input_ids.reshape(-1, input_ids.shape[-1])
     place = next(inside.parameters(), None)
     if place is not None:
@@ -138,28 +145,33 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
 def _probe(logits: torch.Tensor, *, last: int) -> Probe:
     """Of (N, V) logits, whose first sequence ends at place `last`."""
     size = logits.shape[-1]
-    num_nonfinite = int((~torch.isfinite(logits)).sum())
+    masked = torch.isneginf(logits)
+    masked &= ~masked.all(-1, keepdim=True)  # a position without any word left is broken
+    num_nonfinite, num_masked = int((~(torch.isfinite(logits) | masked)).sum()), int(masked.sum())
     if num_nonfinite:
         return Probe(
             shape="nonfinite",
             num_nonfinite=num_nonfinite,
+            num_masked=num_masked,
             top_ids=(),
             top_probabilities=(),
             entropy=math.nan,
             cv=math.nan,
             vocabulary_size=size,
         )
-    entropies, variations = [], []
-    for row in logits:  # one position at a time: float64 of all would take 8 bytes for each word and position
-        logs = _log_probabilities(row)
+    entropies, variations, most = [], [], []
+    for row, is_masked in zip(logits, masked, strict=True):  # float64 of all would take 8 bytes for each word
+        logs = _log_probabilities(row[~is_masked] if num_masked else row)
         probabilities = logs.exp()
         entropies.append(float(-(probabilities * logs).sum()))
-        variations.append(float((probabilities * size - 1).square().mean().sqrt()))
+        variations.append(float((probabilities * logs.numel() - 1).square().mean().sqrt()))
+        most.append(math.log(logs.numel()))
     best = _log_probabilities(logits[last - 1]).exp().topk(min(NUM_TOP, size))
-    entropy, cv = math.fsum(entropies) / len(entropies), math.fsum(variations) / len(variations)
+    entropy, cv, limit = (math.fsum(values) / len(values) for values in (entropies, variations, most))
     return Probe(
-        shape=_shape(entropy, size=size),
+        shape=_shape(entropy, cv, limit=limit),
         num_nonfinite=0,
+        num_masked=num_masked,
         top_ids=tuple(best.indices.tolist()),
         top_probabilities=tuple(best.values.tolist()),
         entropy=entropy,
@@ -168,9 +180,11 @@ def _probe(logits: torch.Tensor, *, last: int) -> Probe:
     )
 
 
-def _shape(entropy: float, *, size: int) -> Shape:
-    if size > 1 and entropy >= UNIFORM * math.log(size):
+def _shape(entropy: float, cv: float, *, limit: float) -> Shape:
+    if limit > 0 and cv <= UNIFORM_CV:
         return "uniform"
+    if limit > 0 and entropy >= FLAT * limit:
+        return "flat"
     return "one-hot" if entropy <= ONE_HOT_ENTROPY else "peaked"
 
 
@@ -199,10 +213,11 @@ def _logits(output: Any) -> torch.Tensor:
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards every module's mode, every buffer and every random number is as before."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    # A forward may fill a buffer in place, put another tensor in its place, or add one.
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
-        with torch.random.fork_rng(devices=devices):
+        with kept_rng():
             for module, _ in modes:
                 module.training = False  # `eval()` may be a method of the user's that does more
             yield
@@ -212,8 +227,14 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             # A forward without a backward leaves the root of a `fully_shard` model gathered.
             if _is_sharded(module):
                 module.reshard()
+        for module, before in buffers:
+            for name in [name for name, buffer in module._buffers.items() if before.get(name, module) is not buffer]:
+                if name in before:
+                    module._buffers[name] = before[name]
+                else:
+                    delattr(module, name)
         with torch.no_grad():
-            for buffer, value in buffers:
+            for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 

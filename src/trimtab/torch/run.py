@@ -253,7 +253,7 @@ class Run:
             )
         gate.hear()  # what it may raise comes before anything has happened
         parameters = stepped.now()
-        if not self._may_lack_gradients():
+        if not gate.may_lack_gradients:
             stepped.look_for_motion(parameters, words=core.words, step=core.step)
         scale_before = None
         if scaler is not None:
@@ -286,13 +286,6 @@ class Run:
         self._mean.begin()
         return outcome
 
-    def _may_lack_gradients(self) -> bool:
-        """Whether it is known that a loop may have had nothing to call backward on: a skip, or no token."""
-        window = self._core.window
-        if self._core.guard is None or self._gate.on_device:  # there nobody knows, and a backward leaves zeros
-            return False
-        return window.num_skipped_micros > 0 or not window.may_step
-
     # Beside the steps.
 
     def evaluation(self, loss: SupportsFloat, **metrics: Any) -> None:
@@ -302,6 +295,17 @@ class Run:
     def event(self, kind: str, **facts: Any) -> None:
         """Records that something happened, with JSON-ready facts."""
         self._core.event(kind, facts)
+
+    def flush(self) -> bool:
+        """Hands what was recorded up to now to the operating system, so that a kill does not lose it. Never raises.
+
+        For whoever saves a checkpoint: after `state_dict`, on every rank. Waits for the disk, and for losses that are
+        on their way from a device, 10 seconds at most.
+
+        Returns:
+            Whether all of it is there; False, and at once, where a rank above 0 has not heard yet where to write.
+        """
+        return self._core.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides, as plain values: run id, step, guard history, last losses. Put it into every checkpoint.

@@ -64,13 +64,11 @@ class SavedTensor:
     Attributes:
         shape: Of the whole tensor.
         dtype: Its type.
-        is_sharded: Whether it was a DTensor.
         pieces: Boxes that cover it.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    is_sharded: bool
     pieces: tuple[Piece, ...]
 
 
@@ -82,33 +80,30 @@ class Index:
         model: Tensors of the model, by name.
         aliases: Further names of those tensors: tied weights.
         extra: What else the model's state_dict holds, by name.
-        optimizer: The optimizer's state without its tensors; None where none was saved.
+        optimizer: The optimizer's state without its tensors.
         moments: The optimizer's tensors, by the parameter's name and the optimizer's own key.
     """
 
     model: Mapping[str, SavedTensor]
     aliases: Mapping[str, str]
     extra: Mapping[str, Any]
-    optimizer: NamedState | None
+    optimizer: NamedState
     moments: Mapping[tuple[str, str], SavedTensor]
 
 
 def index_as_plain(index: Index) -> dict[str, Any]:
     """The index in types that `torch.load(weights_only=True)` takes."""
-    optimizer = None
-    if index.optimizer is not None:
-        optimizer = {
-            "groups": [list(names) for names in index.optimizer.groups],
-            "options": [dict(options) for options in index.optimizer.options],
-            "state": {name: dict(values) for name, values in index.optimizer.state.items()},
-            "rest": dict(index.optimizer.rest),
-        }
     return {
         "version": VERSION,
         "model": {name: _tensor_as_plain(tensor) for name, tensor in index.model.items()},
         "aliases": dict(index.aliases),
         "extra": dict(index.extra),
-        "optimizer": optimizer,
+        "optimizer": {
+            "groups": [list(names) for names in index.optimizer.groups],
+            "options": [dict(options) for options in index.optimizer.options],
+            "state": {name: dict(values) for name, values in index.optimizer.state.items()},
+            "rest": dict(index.optimizer.rest),
+        },
         "moments": [(name, key, _tensor_as_plain(tensor)) for (name, key), tensor in index.moments.items()],
     }
 
@@ -138,8 +133,7 @@ def index_from_plain(found: object, *, path: Path) -> Index:
             optimizer=_optimizer(entries["optimizer"]),
             moments={(_text(name), _text(key)): _tensor(tensor) for name, key, tensor in entries["moments"]},
         )
-        known = index.optimizer.state.keys() if index.optimizer is not None else set()
-        if not {name for name, _ in index.moments} <= known:
+        if not {name for name, _ in index.moments} <= index.optimizer.state.keys():
             raise ValueError("there are moments of a parameter that the optimizer has no state of")
         return index
     except (KeyError, TypeError, ValueError) as error:
@@ -152,7 +146,6 @@ def _tensor_as_plain(tensor: SavedTensor) -> dict[str, Any]:
     return {
         "shape": tensor.shape,
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "is_sharded": tensor.is_sharded,
         "pieces": [(piece.offsets, piece.sizes, piece.file, piece.start, piece.size_bytes) for piece in tensor.pieces],
     }
 
@@ -168,7 +161,7 @@ def _tensor(found: object) -> SavedTensor:
         raise ValueError(f"a piece of a tensor of shape {shape} has more elements than bytes for them")
     if sum(prod(piece.sizes) for piece in pieces) != prod(shape):
         raise ValueError(f"the pieces of a tensor of shape {shape} are not as many elements as it has")
-    return SavedTensor(shape=shape, dtype=dtype, is_sharded=entries["is_sharded"] is True, pieces=pieces)
+    return SavedTensor(shape=shape, dtype=dtype, pieces=pieces)
 
 
 def _piece(found: Any, shape: tuple[int, ...]) -> Piece:
@@ -184,9 +177,7 @@ def _piece(found: Any, shape: tuple[int, ...]) -> Piece:
     return Piece(offsets=offsets, sizes=sizes, file=file, start=start, size_bytes=size_bytes)
 
 
-def _optimizer(found: object) -> NamedState | None:
-    if found is None:
-        return None
+def _optimizer(found: object) -> NamedState:
     entries = _dict(found, "the optimizer")
     groups = tuple(tuple(_text(name) for name in names) for names in entries["groups"])
     options = tuple(_dict(group, "a parameter group") for group in entries["options"])

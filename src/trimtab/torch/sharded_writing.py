@@ -13,7 +13,6 @@ import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import torch
@@ -28,8 +27,6 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from trimtab.errors import CheckpointError
-from trimtab.resume.disk_changes import DISK, Disk
-from trimtab.resume.manifest import FileEntry
 from trimtab.resume.writing import Draft
 from trimtab.text import plain
 from trimtab.torch.optimizer_names import NamedState
@@ -43,7 +40,6 @@ from trimtab.torch.sharded_index import (
     index_as_plain,
     piece_file,
 )
-from trimtab.torch.sharding import is_shard
 
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
@@ -54,22 +50,20 @@ class Captured:
     """What a rank will write, as it was at the call.
 
     Attributes:
+        optimizer: As in `Index`.
         items: What this rank can write, in torch's words; what other ranks hold alike is among it.
         parts: This rank's part of each tensor, by the path's parts joined with ".".
         paths: Where each tensor belongs: `("model", name)`, or `("optimizer", "state", name of the parameter, key)`.
-        sharded: Which of them are DTensors.
         aliases: As in `Index`.
         extra: As in `Index`.
-        optimizer: As in `Index`.
     """
 
+    optimizer: NamedState
     items: list[WriteItem] = field(default_factory=list)
     parts: dict[str, torch.Tensor] = field(default_factory=dict)
     paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    sharded: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    optimizer: NamedState | None = None
 
     def add(self, path: tuple[str, ...], tensor: torch.Tensor, *, copy: bool) -> None:
         """Takes a tensor in.
@@ -90,28 +84,21 @@ class Captured:
                 "tensors, which load without pickle"
             )
         self.paths[name] = path
-        if is_shard(tensor):
-            self.sharded.add(name)
         self.parts[name] = part.to("cpu", copy=True) if copy else part
         items = create_default_local_save_plan({name: tensor.detach()}, is_coordinator=False).items
         # A rank that holds nothing of a tensor writes nothing of it.
         self.items.extend(item for item in items if part.numel() or not tensor.numel())
 
 
-def write_pieces(
-    captured: Captured, folder: Path, *, disk: Disk = DISK, group: dist.ProcessGroup | None = None
-) -> tuple[FileEntry, ...]:
-    """Writes this rank's files; every rank of the group has to call it.
+def write_pieces(captured: Captured, draft: Draft, folder: str, *, group: dist.ProcessGroup | None) -> None:
+    """Writes this rank's files into the draft; every rank of the group has to call it.
 
     Args:
         captured: What `trimtab.torch.sharded_state.capture` gave on this rank.
-        folder: A folder of the draft; made where missing.
-        disk: What changes the disk.
+        draft: The draft, which every rank has joined.
+        folder: The folder in it that they go to.
         group: A group of all ranks that save, with a backend that reaches the CPU; one of its own where the training
             goes on meanwhile, for collectives must not mix. None: the default group.
-
-    Returns:
-        This rank's files, relative to the draft.
 
     Raises:
         OSError: This rank's disk is full or failed. Where it is another's, this call ends early and says nothing: who
@@ -119,22 +106,17 @@ def write_pieces(
         CheckpointError: This rank failed otherwise. On rank 0 also: the ranks do not hold the same names.
     """
     rank = dist.get_rank(group)
-    writer = _DraftWriter(captured, folder, disk=disk, rank=rank)
     try:
         save(
             dict(captured.parts),
-            storage_writer=writer,
+            storage_writer=_DraftWriter(captured, draft, folder, rank=rank),
             planner=_CapturedPlanner(captured),
             process_group=group,
         )
-        return writer.draft.entries
     except CheckpointException as error:
         own = error.failures.get(rank)
         if own is not None:
             raise own[0] from error
-        return ()
-    finally:
-        writer.leave()
 
 
 class _CapturedPlanner(DefaultSavePlanner):
@@ -179,32 +161,19 @@ class _DraftWriter(StorageWriter):
     That one keeps every tensor of a file until the file is written, and opens and renames files by itself.
     """
 
-    def __init__(self, captured: Captured, folder: Path, *, disk: Disk, rank: int) -> None:
+    def __init__(self, captured: Captured, draft: Draft, folder: str, *, rank: int) -> None:
         self._captured = captured
+        self._draft = draft
         self._folder = folder
-        self._disk = disk
         self._rank = rank
-        self._draft: Draft | None = None
-
-    @property
-    def draft(self) -> Draft:
-        assert self._draft is not None
-        return self._draft
-
-    def leave(self) -> None:
-        """Lets go of the draft."""
-        if self._draft is not None:
-            self._draft.leave()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """There is nothing to reset: a writer serves one save."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001
-        """There is nothing to set up: the draft is joined where errors are gathered."""
+        """There is nothing to set up: every rank has joined the draft."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        # Not before the save: a rank that does not see the folder must not leave the others waiting.
-        self._draft = Draft.join(self._folder.parent, disk=self._disk)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -214,7 +183,7 @@ class _DraftWriter(StorageWriter):
         results: list[WriteResult] = []
         if plan.items:
             name = piece_file(self._rank)
-            with self.draft.file(f"{self._folder.name}/{name}") as stream:
+            with self._draft.file(f"{self._folder}/{name}") as stream:
                 for item in plan.items:
                     start = stream.size_bytes
                     part = planner.resolve_data(item)
@@ -230,10 +199,10 @@ class _DraftWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         found = {result.index: result.storage_data for rank in results for result in rank}
         metadata.storage_data = found
-        with self.draft.file(f"{self._folder.name}/{METADATA_NAME}") as stream:
+        with self._draft.file(f"{self._folder}/{METADATA_NAME}") as stream:
             stream.write(pickle.dumps(metadata))
         index = _index(self._captured, metadata, found)
-        with self.draft.file(f"{self._folder.name}/{INDEX_NAME}") as stream:
+        with self._draft.file(f"{self._folder}/{INDEX_NAME}") as stream:
             torch.save(index_as_plain(index), cast(IO[bytes], stream))
 
     @classmethod
@@ -265,12 +234,7 @@ def _index(captured: Captured, metadata: Metadata, found: Mapping[MetadataIndex,
                     size_bytes=info.length,
                 )
             )
-        tensor = SavedTensor(
-            shape=tuple(saved.size),
-            dtype=saved.properties.dtype,
-            is_sharded=name in captured.sharded,
-            pieces=tuple(pieces),
-        )
+        tensor = SavedTensor(shape=tuple(saved.size), dtype=saved.properties.dtype, pieces=tuple(pieces))
         if path[0] == MODEL:
             model[path[1]] = tensor
         else:

@@ -13,16 +13,28 @@ import torch
 from torch import nn
 
 from trimtab.errors import CheckpointError
-from trimtab.text import plain
+from trimtab.text import listed, plain
 from trimtab.torch.optimizer_names import NamedState, parameters_by_name
+from trimtab.torch.sharded_index import SavedTensor
+
+_EXTRA_STATE = "_extra_state"
+"""What torch calls what a module's `get_extra_state` gives."""
 
 _MOST_NAMED = 5
 """How many names or differences one message holds."""
 
 
+def is_weight(name: str, value: object) -> bool:
+    """Whether an entry of a model's state is a tensor that is copied into one of the model's.
+
+    A module may have a tensor for its extra state, of any shape at any time; it takes that back by itself.
+    """
+    return isinstance(value, torch.Tensor | SavedTensor) and name.rpartition(".")[2] != _EXTRA_STATE
+
+
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """The shape of each tensor of a model's state; None for what is no tensor."""
-    return {name: tuple(value.shape) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
+    """The shape of each weight of a model's state; None for what is none."""
+    return {name: tuple(value.shape) if is_weight(name, value) else None for name, value in state.items()}
 
 
 def refuse_unlike(
@@ -32,9 +44,9 @@ def refuse_unlike(
     missing, unexpected = sorted(here.keys() - saved.keys()), sorted(saved.keys() - here.keys())
     found = []
     if missing:
-        found.append(f"it lacks {_listed(missing)}")
+        found.append(f"it lacks {listed(map(plain, missing), most=_MOST_NAMED)}")
     if unexpected:
-        found.append(f"the model has no {_listed(unexpected)}")
+        found.append(f"the model has no {listed(map(plain, unexpected), most=_MOST_NAMED)}")
     found.extend(
         f"{plain(name)} is {_spelled(saved[name])} there and {_spelled(here[name])} in the model"
         for name in sorted(here.keys() & saved.keys())
@@ -56,17 +68,13 @@ def refuse_unlike_groups(saved: NamedState, optimizer: torch.optim.Optimizer, mo
     found = f"it has {len(there)} parameter groups and this optimizer {len(here)}"
     for number, (names, saved_names) in enumerate(zip(here, there, strict=False)):
         if len(here) == len(there) and names != saved_names:
-            found = f"its parameter group {number} differs in {_listed(sorted(names ^ saved_names))}"
+            differing = map(plain, sorted(names ^ saved_names))
+            found = f"its parameter group {number} differs in {listed(differing, most=_MOST_NAMED)}"
             break
     raise CheckpointError(
         f"{where}: it is not of this optimizer: {found}. Build the groups as the run that saved it did, or pass "
         "optimizer=None for the weights alone"
     )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return plain(", ".join(names[:_MOST_NAMED])) + more
 
 
 def _spelled(shape: tuple[int, ...] | None) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trimtab.analysis import compare_bits
+from trimtab.analysis.difference import Lack
 from trimtab.errors import LogError
 from trimtab.log.folder import continue_run, create_run
 from trimtab.recorder import Recorder
@@ -209,13 +210,36 @@ def test_a_run_that_ended_earlier_parts_where_it_ended(record):
     # then
     assert (found.first.step, found.first.column, found.first.a, found.first.b) == (10, "step", 10, None)
     assert found.num_steps == 9
-    assert "3 steps between 10 and 12: in a alone; the last step of b is 9" in found.notices
+    assert found.lacks == (Lack("b", 10, 12, 3, is_end=True),)
+    assert found.first_in_both is None
 
 
 def test_a_step_that_is_missing_in_the_middle_is_said(record):
     found = compare_bits(record("a", attempts=([*range(1, 6), *range(7, 13)],)), record("b"))
     assert (found.first.step, found.first.column, found.first.a, found.first.b) == (6, "step", None, 6)
-    assert "step 6: in b alone; the last step of a is 12" in found.notices
+    assert found.lacks == (Lack("a", 6, 6, 1, is_end=False),)
+
+
+def test_a_run_that_was_killed_between_the_rows_of_a_step_and_its_record_lacks_that_step_too(record):
+    # given
+    def killed(item, rank):
+        return None if item.step > 10 or (isinstance(item, StepRow) and item.step == 10) else item
+
+    # when
+    found = compare_bits(record("a"), record("b", change=killed))
+    # then
+    assert found.lacks == (Lack("b", 10, 12, 3, is_end=True),)
+    assert (found.first.step, found.first.column, found.first.rank) == (10, "step", None)
+    assert found.num_steps == 9
+    assert [name for name, step in found.columns.items() if step is not None] == ["step"]
+
+
+def test_what_differs_besides_the_steps_that_are_missing_is_named_with_its_values(record):
+    change = at(11, kind=StepRow, num_tokens=lambda i: 361)
+    found = compare_bits(record("a", attempts=([*range(1, 6), *range(7, 13)],)), record("b", change=change))
+    assert (found.first.step, found.first.column) == (6, "step")
+    besides = found.first_in_both
+    assert (besides.step, besides.column, besides.a, besides.b) == (11, "num_tokens", 360, 361)
 
 
 def test_the_first_difference_is_that_of_the_lowest_step(record):

@@ -55,6 +55,12 @@ def test_a_loss_that_stays_up_is_trouble_from_its_first_step(run):
     )
 
 
+def test_a_loss_that_is_in_line_for_a_few_steps_now_and_then_has_not_come_back(run):
+    # four steps of ten are in line: never half of twenty
+    up = {step: 5.0 for step in range(1_500, 2_001) if step % 10 < 6}
+    assert trouble_of(run(loss=up)).step == 1_500
+
+
 def test_a_norm_that_jumped_just_before_the_loss_is_where_it_began(run):
     trouble = trouble_of(run(loss=steps(1_500, 2_000, 5.0), norm={1_499: 40.0}))
     assert trouble.step == 1_499
@@ -87,6 +93,13 @@ def test_overflows_as_a_scaler_always_has_them_are_no_sign(run):
     trouble = trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), overflows=range(1, 7_000, 500)))
     assert trouble.step == 7_000
     assert trouble_of(run(7_100, overflows=range(1, 7_000, 500))) is None
+
+
+@pytest.mark.parametrize(("before", "step"), [((500,), 6_100), ((500, 1_600, 2_700, 3_800, 4_900), 7_000)])
+def test_signs_that_come_little_more_often_than_ever_are_no_series(run, before, step):
+    # three in 900 steps, after one in 6,100 or after five
+    overflows = [*before, 6_100, 6_400, 6_700]
+    assert trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), overflows=overflows)).step == step
 
 
 def test_a_single_jump_of_the_norm_that_came_back_sends_nobody_back_thousands_of_steps(run):

@@ -1,6 +1,7 @@
 """Logs for the command line, a current folder of their own, and the command, run in this process."""
 
 import json
+import zlib
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +10,7 @@ from trimtab.cli import main
 from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
 from trimtab.registry import register
+from trimtab.resume.manifest import MANIFEST_NAME, FileEntry, Manifest, dump_manifest
 from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
 HEADER = {"kind": "header", "version": 1, "backend": "torch", "dataset_fingerprint": "f" * 64, "created": 1.0}
@@ -88,5 +90,34 @@ def record(here):
         recorder.close(timeout_s=30)
         register(folder.header, folder.path)
         return folder.path
+
+    return make
+
+
+@pytest.fixture
+def checkpoint(here):
+    """Makes `step_<n>` as a saver leaves it, of one payload file; gives its folder."""
+    serial = 0
+
+    def make(step, *, out="runs/a", run_id="r", because=None, parts=("model", "optimizer", "step", "rng"), **more):
+        nonlocal serial
+        serial += 1
+        folder = here / out / f"step_{step}"
+        folder.mkdir(parents=True)
+        payload = f"payload of {step}".encode()
+        (folder / "model.pt").write_bytes(payload)
+        manifest = Manifest(
+            saver="trimtab",
+            step=step,
+            run_id=run_id,
+            serial=serial,
+            parts=dict.fromkeys(parts, ("model.pt",)),
+            files=(FileEntry(path="model.pt", size_bytes=len(payload), crc32=zlib.crc32(payload)),),
+            healthy=because is None,
+            unhealthy_because=() if because is None else (because,),
+            **more,
+        )
+        (folder / MANIFEST_NAME).write_bytes(dump_manifest(manifest))
+        return folder
 
     return make

@@ -28,7 +28,8 @@ def test_json_holds_the_first_difference_and_nothing_else_is_printed(trimtab, pa
     result = trimtab("compare", *pair, "--json", "-")
     assert result.exit_code == 3
     document = json.loads(result.stdout)
-    assert set(document) == {"version", "a", "b", "same", "num_steps", "first", "columns", "notices"}
+    keys = {"version", "a", "b", "same", "num_steps", "lacks", "first", "first_in_both", "columns", "notices"}
+    assert set(document) == keys
     assert document["first"] == {
         "step": 41,
         "column": "rows.loss_sum",

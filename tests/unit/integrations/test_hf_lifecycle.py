@@ -344,9 +344,10 @@ def test_a_checkpoint_during_training_is_the_trainers_own(bench, tmp_path):
     for attach in (None, dict(guard=GUARD)):
         trained = bench.train(setting, attach=attach)
         folders.append(tmp_path / trained.trainer.args.output_dir / "checkpoint-3")
-    # then the files are the same ones beside that of the run, with the same tensors and settings
+    # then the files are the same ones beside those of the run, with the same tensors and settings
     plain, ours = folders
-    assert {path.name for path in ours.iterdir()} == {path.name for path in plain.iterdir()} | {"trimtab_state.json"}
+    added = {"trimtab_state.json", "trimtab_manifest.json"}
+    assert {path.name for path in ours.iterdir()} == {path.name for path in plain.iterdir()} | added
     with safe_open(plain / "model.safetensors", "pt") as a, safe_open(ours / "model.safetensors", "pt") as b:
         assert a.keys() == b.keys()
         assert a.metadata() == b.metadata()

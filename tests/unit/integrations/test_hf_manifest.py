@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import trimtab
 from trimtab.guard import GuardConfig
@@ -191,7 +191,7 @@ class Breaks(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("weight", "weight lm_head.weight"), ("moment", "exp_avg of lm_head.weight")]
+    ("what", "told"), [("weight", "model's lm_head.weight"), ("moment", "exp_avg of lm_head.weight")]
 )
 def test_a_weight_or_moment_that_is_no_number_any_more_makes_a_checkpoint_unhealthy(saved, said, what, told):
     # given one that breaks right before the second checkpoint
@@ -213,7 +213,7 @@ def test_a_token_without_a_usable_embedding_from_the_start_is_no_illness(bench):
     # then
     manifest = read_manifest(folder)
     assert manifest.healthy
-    assert list(manifest.facts["nonfinite_at_begin"]) == ["weight model.embed_tokens.weight"]
+    assert list(manifest.facts["nonfinite_at_start"]) == ["model's model.embed_tokens.weight"]
 
 
 def test_what_was_no_number_when_the_run_began_is_carried_over_a_resume(bench, said):
@@ -244,7 +244,7 @@ def test_a_disk_that_refuses_the_manifest_costs_one_line_and_no_step(bench, said
         path.with_name(path.name + ".new").write_bytes(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trimtab.integrations.hf_manifest.write_whole", full)
+    monkeypatch.setattr("trimtab.resume.describe.write_whole", full)
     # when
     trainer.train()
     # then
@@ -269,10 +269,48 @@ def test_the_manifest_comes_last(bench):
     trainer = bench.trainer(dict(args=ARGS), callbacks=[Looks()])
     trimtab.attach(trainer)
     # when
-    for _ in range(2):  # the second time over the checkpoints of the first
+    trainer.train()
+    # then
+    assert found == [False] * 4
+
+
+def test_what_came_before_a_save_is_in_the_log_by_then(bench):
+    """Whoever is killed right after it finds no gap before the checkpoint."""
+    # given
+    found = {}
+
+    class Looks(TrainerCallback):
+        def on_save(self, args, state, control, **_):
+            found[state.global_step] = trimtab.open_log(run.folder).step_columns().step.tolist()
+
+    trainer = bench.trainer(dict(args=ARGS), callbacks=[Looks()])
+    run = trimtab.attach(trainer)
+    # when
+    trainer.train()
+    # then
+    assert found == {step: list(range(1, step + 1)) for step in (2, 4, 6, 8)}
+
+
+class EndsInSaving(Trainer):
+    """Ends after it has written its model over an older one, as a process does that is killed then."""
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        raise KeyboardInterrupt
+
+
+def test_a_save_that_is_killed_over_an_older_checkpoint_is_given_away_by_the_old_manifest(guarded, bench, tmp_path):
+    """transformers writes over the files in place: the model is the new one, the optimizer the old one."""
+    # given
+    out = shutil.copytree(guarded.trainer.args.output_dir, tmp_path / "out")
+    trainer = bench.trainer(dict(args=ARGS | dict(output_dir=str(out), learning_rate=3e-3)), cls=EndsInSaving)
+    trimtab.attach(trainer)
+    # when
+    with pytest.raises(KeyboardInterrupt):
         trainer.train()
     # then
-    assert found[:4] == [False] * 4
+    problems = verify(out / "checkpoint-2").problems
+    assert [problem for problem in problems if "model.safetensors" in problem]
+    assert not [problem for problem in problems if "optimizer.pt" in problem]
 
 
 def test_a_checkpoint_that_transformers_deletes_as_it_is_saved_is_told(bench, said, tmp_path):

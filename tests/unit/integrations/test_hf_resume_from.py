@@ -10,7 +10,8 @@ from transformers import TrainerCallback
 
 import trimtab
 from trimtab.errors import CheckpointError
-from trimtab.resume.manifest import MANIFEST_NAME
+from trimtab.resume.manifest import MANIFEST_NAME, ResumedFrom, read_manifest
+from trimtab.resume.select import pick
 
 ARGS = dict(gradient_accumulation_steps=2, num_train_epochs=2, save_strategy="steps", save_steps=2)
 NEWEST = "checkpoint-8"
@@ -145,6 +146,34 @@ def test_a_save_that_was_killed_half_way_is_refused(out, resume, file):
         resume(out)
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_without_random_numbers_it_has_to_be_named_whether_or_not_there_is_a_manifest(out, resume, said, has_manifest):
+    """Stock transformers 5.24 goes on with whatever the process has drawn so far."""
+    # given
+    folder = out / NEWEST
+    (folder / "rng_state.pth").unlink()
+    if not has_manifest:
+        (folder / MANIFEST_NAME).unlink()
+    # when
+    with pytest.raises(CheckpointError) as caught:
+        resume(out)
+    trainer = resume(out, str(folder))
+    # then
+    told = str(caught.value)
+    assert told.startswith(f"{folder} lacks random numbers: what goes on is not bit-identical")
+    assert f"The last healthy one is checkpoint-6: {call(out / 'checkpoint-6')}." in told
+    assert told.endswith(f"To go on from it all the same, name it: {call(folder)}.")
+    assert trainer.state.global_step == 12
+    [line] = [line for line in said() if "not bit-identical" in line]
+    assert line.endswith("It was named, so the training goes on from it.")
+
+
+def test_random_numbers_that_are_damaged_are_refused_also_where_they_are_named(out, resume):
+    flip(out / NEWEST / "rng_state.pth")
+    with pytest.raises(CheckpointError, match=r"is damaged: rng_state\.pth"):
+        resume(out, str(out / NEWEST))
+
+
 def test_a_truncated_file_is_seen_without_a_manifest_too(out, resume):
     (out / NEWEST / MANIFEST_NAME).unlink()
     cut(out / NEWEST / "model.safetensors")
@@ -189,6 +218,16 @@ def test_a_plain_resume_onto_an_unhealthy_checkpoint_is_refused_with_the_last_he
     assert told.endswith(f"To go on from it all the same, name it: {call(sick / NEWEST)}.")
 
 
+def test_a_checkpoint_that_is_refused_was_not_loaded_before(sick, bench):
+    trainer = bench.trainer(dict(args=ARGS | dict(output_dir=str(sick), num_train_epochs=3)))
+    trimtab.attach(trainer)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="is not healthy"):
+        trainer.train(resume_from_checkpoint=True)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert trainer.state.global_step == 0
+
+
 def test_naming_a_checkpoint_overrides_its_health_with_a_warning(sick, resume, said):
     trainer = resume(sick, str(sick / NEWEST))
     assert trainer.state.global_step == 12
@@ -215,15 +254,32 @@ def test_the_highest_number_of_an_older_run_is_not_taken_for_the_newest(bench, o
     assert resume(out, str(out / NEWEST)).state.global_step == 12
 
 
-def test_a_run_that_was_taken_back_is_told_that_a_lower_number_was_saved_later(out, resume, said):
+def test_a_checkpoint_that_its_run_was_taken_back_behind_is_not_taken_for_the_newest(out, resume):
     # given a run that went on from its checkpoint-2, and has come to checkpoint-3 again
     resume(out, str(out / "checkpoint-2"), save_steps=3, max_steps=3)
+    assert read_manifest(out / "checkpoint-3").resumed_from == ResumedFrom(step=2, serial=4)
+    assert pick(out).path == out / "checkpoint-3"
     # when
-    assert resume(out).state.global_step == 12
+    with pytest.raises(CheckpointError) as caught:
+        resume(out)
     # then
-    [line] = [line for line in said() if "taken back" in line]
-    assert line.startswith(f"{out / NEWEST} has the highest number, and checkpoint-3 was saved after it")
-    assert line.endswith(f"name it: {call(out / 'checkpoint-3')}.")
+    told = str(caught.value)
+    assert told.startswith(f"{out / NEWEST} has the highest number and its run was taken back to an earlier step since")
+    assert told.endswith(f"Name the one that is meant: {call(out / 'checkpoint-3')}, or {call(out / NEWEST)}.")
+    assert resume(out, str(out / "checkpoint-3")).state.global_step == 12
+
+
+def test_a_run_that_went_on_from_its_newest_checkpoint_is_gone_on_from_again(out, resume):
+    resume(out, max_steps=10)
+    assert read_manifest(out / "checkpoint-10").resumed_from == ResumedFrom(step=8, serial=4)
+    assert resume(out).state.global_step == 12
+
+
+def test_a_run_that_goes_on_in_another_folder_counts_that_ones_saves(out, resume, tmp_path):
+    other = tmp_path / "other"
+    resume(other, str(out / NEWEST), max_steps=10)
+    assert read_manifest(other / "checkpoint-10").resumed_from == ResumedFrom(step=8, serial=0)
+    assert read_manifest(out / NEWEST).resumed_from is None
 
 
 # -------------------------------------------------------------------------------------------------------- learning rate

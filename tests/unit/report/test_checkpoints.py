@@ -9,7 +9,6 @@ from trimtab.report.checkpoints import (
     MAX_IGNORED,
     ListedFolder,
     draw_folders,
-    draw_picked,
     draw_remarks,
     draw_reports,
 )
@@ -31,7 +30,7 @@ def info(step=500, **more):
 def test_a_row_says_what_is_known_and_a_dash_what_is_not():
     known = info(size_bytes=2_600_294_812, loss=1.25)
     unknown = CheckpointInfo(path=Path("a/checkpoint-5"), step=5, healthy=None, promise="structure")
-    lines = drawn(draw_folders, [ListedFolder(Path("a"), (known, unknown), ())])
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (known, unknown), (), 0)])
     assert lines[3].split() == ["500", "r", "yes", "yes", "2.6", "GB", "1.25", "step_500"]
     assert lines[4].split() == ["5", "-", "-", "-", "-", "-", "checkpoint-5"]
 
@@ -39,28 +38,28 @@ def test_a_row_says_what_is_known_and_a_dash_what_is_not():
 def test_what_is_wrong_stands_below_its_row():
     damaged = info(problem="model.pt is empty", missing=("rng",), healthy=False, unhealthy_because=("w holds nan",))
     incomplete = info(400, missing=("rng",))
-    lines = drawn(draw_folders, [ListedFolder(Path("a"), (damaged, incomplete), ())])
+    of_others = info(300, missing=("scheduler",), promise="structure")
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (damaged, incomplete, of_others), (), 0)])
     assert lines[4] == "    model.pt is empty; not healthy: w holds nan"
     assert lines[6] == "    lacks rng, which a resume needs"
+    assert lines[8] == "    lacks scheduler, which a resume needs"
 
 
 def test_ignored_entries_are_told_up_to_a_limit():
     ignored = tuple(Ignored(Path(f"a/{number}"), "no checkpoint") for number in range(MAX_IGNORED + 5))
-    lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(),), ignored)])
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(),), ignored, len(ignored))])
     assert sum(line.startswith("ignored: ") for line in lines) == MAX_IGNORED + 1
     assert "ignored: 5 more; --json lists them" in lines
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(),), ignored, 100_000)])
+    assert "ignored: 99,980 more; --json lists the first 25" in lines
 
 
 def test_a_folder_in_a_list_is_json_without_what_only_a_choice_has():
-    folder = ListedFolder(Path("a"), (info(refused=(Refused(Path("b"), "why"),)),), (Ignored(Path("a/x"), "why"),))
+    folder = ListedFolder(Path("a"), (info(refused=(Refused(Path("b"), "why"),)),), (Ignored(Path("a/x"), "why"),), 1)
     document = folder.to_dict()
     assert document["ignored"] == [{"path": "a/x", "reason": "why"}]
     assert {"path", "step", "healthy", "run_id"} <= set(document["checkpoints"][0])
     assert not {"refused", "notices", "version"} & set(document["checkpoints"][0])
-
-
-def test_the_picked_path_stands_alone():
-    assert drawn(draw_picked, info(refused=(Refused(Path("b"), "why"),), notices=("note",))) == ["a/step_500"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +89,14 @@ def test_a_report_says_what_was_promised_and_what_does_not_hold():
     ]
 
 
+def test_a_file_that_needs_pickle_is_not_called_damaged():
+    needs = VerifyReport(path=Path("a"), step=1, ok=False, problems=("a needs pickle: x",), needs_pickle=True)
+    damaged = VerifyReport(path=Path("b"), step=2, ok=False, problems=("b is empty",))
+    lines = drawn(draw_reports, [needs, damaged])
+    assert lines[0] == "pickle   a: not damaged as far as it can be read, and cannot be loaded without pickle"
+    assert lines[-1] == "2 checkpoints, 1 damaged, 1 that cannot be loaded without pickle"
+
+
 def test_nothing_from_a_stranger_acts_on_a_terminal():
     evil = "\x1b[31m\u202e"
     one = info(
@@ -98,8 +105,7 @@ def test_nothing_from_a_stranger_acts_on_a_terminal():
     )  # fmt: skip
     report = VerifyReport(path=Path(evil), step=1, ok=False, problems=(evil,), notes=(evil,), missing=(evil,))
     shown = [
-        *drawn(draw_folders, [ListedFolder(Path(evil), (one,), one.ignored), ListedFolder(Path(evil), (), ())]),
-        *drawn(draw_picked, one),
+        *drawn(draw_folders, [ListedFolder(Path(evil), (one,), one.ignored, 1), ListedFolder(Path(evil), (), (), 0)]),
         *drawn(draw_remarks, one),
         *drawn(draw_reports, [report]),
     ]

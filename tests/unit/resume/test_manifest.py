@@ -18,6 +18,7 @@ from trimtab.resume.manifest import (
     MAX_SIZE_BYTES,
     FileEntry,
     Manifest,
+    ResumedFrom,
     dump_manifest,
     load_manifest,
     read_manifest,
@@ -34,7 +35,7 @@ MANIFEST = Manifest(
         FileEntry(path="a/b c.pt", size_bytes=2**53, crc32=1),
     ),
     unhealthy_because=("layer.weight: 3 NaN",), loss=0.1 + 0.2, lr=(3e-4, 0.0), saved_at=1.5,
-    versions={"torch": "2.13"}, facts={"extra": [1, {"a": None}]},
+    versions={"torch": "2.13"}, facts={"extra": [1, {"a": None}]}, resumed_from=ResumedFrom(step=800, serial=2),
 )  # fmt: skip
 
 
@@ -158,7 +159,8 @@ def test_the_numbers_of_a_file_are_checked(spell: Spell, describe: Describe, fie
         ("parts", {"model": "model.pt"}), ("parts", {"model": [5]}), ("parts", {"model": ["other.pt"]}),
         ("unhealthy_because", "no"), ("unhealthy_because", [5]), ("lr", 0.1), ("lr", ["0.1"]), ("lr", [True]),
         ("loss", "NaN"), ("loss", True), ("loss", 10**400), ("saved_at", None), ("versions", ["a"]),
-        ("versions", {"a": 5}), ("facts", 5), ("version", 0), ("version", True), ("version", "1"),
+        ("versions", {"a": 5}), ("facts", 5), ("resumed_from", 5), ("resumed_from", {"step": 5}),
+        ("resumed_from", {"step": -1, "serial": 5}), ("version", 0), ("version", True), ("version", "1"),
     ],
 )  # fmt: skip
 def test_a_field_that_is_not_what_it_should_be_is_named(

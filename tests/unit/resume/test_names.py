@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.errors import CheckpointError
-from trimtab.resume.names import CheckpointName, checkpoint_name, newest_first, scan
+from trimtab.resume.names import MAX_IGNORED, CheckpointName, checkpoint_name, newest_first, scan
 
 
 def made(folder: Path, *, files: tuple[str, ...] = (), folders: tuple[str, ...] = ()) -> Path:
@@ -116,6 +117,22 @@ def test_a_pipe_and_a_link_to_itself_are_ignored(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_error_that_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape("none\\x1b: no folder that can be listed (No such file")):
         scan(tmp_path / "none\x1b")
+
+
+def test_a_hundred_thousand_other_files_cost_little_more_than_listing_them(tmp_path: Path) -> None:
+    made(tmp_path, files=tuple(f"file_{number}" for number in range(10_000)), folders=("step_5", "step_6_backup"))
+
+    costs = []
+    for _ in range(5):
+        began = time.process_time()
+        listing = scan(tmp_path)
+        costs.append(time.process_time() - began)
+
+    assert [entry.step for entry in listing.found] == [5]
+    assert (len(listing.ignored), listing.num_ignored) == (MAX_IGNORED, 10_001)
+    assert "step_6_backup" in {entry.path.name for entry in listing.ignored}
+    # 0.03 s; with a path and four patterns for each entry it was 0.3 s
+    assert min(costs) < 0.15
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trimtab.resume.continuity import SeenStep
+from trimtab.resume.breaks import SeenStep
 from trimtab.resume.rates import judge_lrs
 
 
@@ -63,7 +63,7 @@ def test_a_schedule_that_goes_on_is_never_called_broken_wherever_it_is_cut(kind:
 @pytest.mark.parametrize(
     ("knows", "by"),
     [
-        *((knows, by) for knows in ("all", "next", "nothing") for by in (-1, 1)),
+        *((knows, by) for knows in ("all", "one", "next", "nothing") for by in (-1, 1)),
         ("the wrong next", -1),  # nobody saves the rate of the step after the next
     ],
 )
@@ -73,16 +73,34 @@ def test_a_schedule_that_is_off_by_one_is_named(kind: str, knows: str, by: int) 
         [found] = judge_lrs(
             rates(lrs[max(0, cut - 32) : cut], first=max(0, cut - 32) + 1),
             rates(lrs[cut + by : cut + by + 8], first=cut + 1),
-            recorded=rates(lrs[cut : cut + 30], first=cut + 1) if knows == "all" else [],
+            recorded=rates(lrs[cut : cut + {"all": 30, "one": 1}.get(knows, 0)], first=cut + 1),
             # Saved before scheduler.step(), an optimizer has the rate of the step that it has just taken.
             next_lr={"nothing": None, "the wrong next": lrs[cut - 1]}.get(knows, lrs[cut]),
         )
-        if knows == "next" and by == 1:  # the rate is another one: whether a step ahead or not is not known
-            assert found.kind == "lr"
-        else:
-            assert (found.kind, found.severity) == ("lr_off_by_one", "warning")
-            assert ("that of the step before" if by < 0 else "that of the step after") in found.text
+        assert (found.kind, found.severity) == ("lr_off_by_one", "warning")
+        assert ("that of the step before" if by < 0 else "that of the step after") in found.text
         assert (found.step, found.found) == (cut + 1, lrs[cut + by])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "exponential", "linear", "warmup"])
+def test_another_rate_is_not_called_off_by_one(kind: str) -> None:
+    lrs = schedule(kind, 200)
+    for cut in range(20, 100, 7):
+        for times in (0.5, 0.9, 1.1, 2):
+            [found] = judge_lrs(
+                rates(lrs[cut - 20 : cut], first=cut - 19),
+                rates([times * lr for lr in lrs[cut : cut + 8]], first=cut + 1),
+                next_lr=lrs[cut],
+            )
+            assert found.kind == "lr", (cut, times)
+
+
+@pytest.mark.parametrize(("part", "is_told"), [(6e-8, False), (5e-7, False), (2e-6, True), (-2e-6, True), (3e-5, True)])
+def test_what_a_float32_rounds_is_the_same_rate_and_a_step_of_a_long_cosine_is_another(
+    part: float, is_told: bool
+) -> None:
+    found = judge_lrs([], rates([1e-3 * (1 + part)], first=41), next_lr=1e-3)
+    assert [one.kind for one in found] == (["lr"] if is_told else [])
 
 
 def test_at_the_top_of_a_long_cosine_nothing_tells_one_step_from_the_next() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.resume.info import CheckpointInfo
-from trimtab.resume.rotation import to_delete
+from trimtab.resume.rotation import relied_on, to_delete
 
 
 def info(step: int, *, run_id: str | None = "run-b", healthy: bool | None = True, **fields: object) -> CheckpointInfo:
@@ -45,6 +45,7 @@ def test_the_one_just_written_stays_beside_higher_numbers_of_its_own_run() -> No
 @pytest.mark.parametrize("keep", [0, -1, -5])
 def test_a_limit_that_is_none_deletes_nothing(keep: int) -> None:
     assert deleted([info(step) for step in (1, 2, 3)], keep=keep, just_written=3) == []
+    assert deleted([info(1, problem="model.pt is empty"), info(2), info(3)], keep=keep, just_written=3) == []
 
 
 def test_the_last_healthy_one_stays() -> None:
@@ -87,6 +88,15 @@ def test_a_run_without_an_id_removes_its_own_alone() -> None:
     assert deleted(infos, keep=1, just_written=3, run_id=None) == [2]
 
 
+def test_those_that_the_run_was_taken_back_behind_count_for_none_and_go_once_it_has_passed_them() -> None:
+    left = [info(900, abandoned=True), info(1000, abandoned=True)]
+
+    assert deleted([info(400), info(500), info(600), *left], keep=2, just_written=600) == [400]
+    assert deleted([info(500), info(600), *left, info(1100)], keep=1, just_written=1100) == [500, 600, 900, 1000]
+    unhealthy = [info(500, healthy=False), info(1100, healthy=False)]
+    assert deleted([*unhealthy, *left], keep=1, just_written=1100) == [500, 900]
+
+
 def test_the_oldest_goes_first() -> None:
     assert deleted([info(step) for step in (30, 10, 20, 40)], keep=1, just_written=40) == [10, 20, 30]
 
@@ -118,3 +128,11 @@ def test_what_must_stay_stays(infos: list[CheckpointInfo], keep: int, data: st.D
     assert not healthy or max(healthy) not in gone
     assert not whole or set(whole) - gone
     assert not gone or len(set(whole) - gone) >= min(keep, len(whole))
+
+
+def test_relied_on_are_the_one_just_written_and_the_last_healthy_one() -> None:
+    infos = [info(100), info(200), info(300, problem="x"), info(400, healthy=False), info(500, healthy=False)]
+
+    found = relied_on([*infos, info(900, run_id="run-a")], run_id="run-b", just_written=Path("/x/step_500"))
+
+    assert [one.step for one in found] == [500, 200]

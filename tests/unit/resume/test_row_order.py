@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trimtab.resume.row_order import RowsAround, begins_epoch, epoch_begins, judge_rows
+from trimtab.resume.around import RowsAround
+from trimtab.resume.row_order import begins_epoch, epoch_begins, judge_rows
 
 PER_STEP = 4
 
@@ -86,6 +87,25 @@ def test_rows_skipped_are_counted_where_an_earlier_attempt_had_them(by: int) -> 
     assert f"begins with row {order[60 + by]}, which an earlier attempt had in step {(60 + by) // PER_STEP + 1}" in (
         found.text
     )
+
+
+@pytest.mark.parametrize("dropped", [True, False], ids=["the last rows are dropped", "they are a short step"])
+def test_rows_skipped_near_the_end_of_an_epoch_are_counted_by_where_the_next_one_begins(dropped: bool) -> None:
+    # given 213 rows in steps of 4, in the first and in the third epoch
+    source = np.random.default_rng(3)
+    size = 212 if dropped else 213
+    order = np.concatenate([source.permutation(213)[:size] for _ in range(4)])
+    step = np.concatenate([np.arange(size) // PER_STEP + 54 * epoch for epoch in range(4)])
+    for epoch in (0, 2):
+        for by in (4, 8, 12, 20):
+            for saved in range(size * epoch + 176, size * epoch + 190, PER_STEP):
+                left = size // PER_STEP * PER_STEP - (saved - size * epoch)
+                found = judged(around(order, saved, num_rows=213, before_steps=step[:saved]), order[saved + by :])
+                if found is None:  # too few rows of the next epoch are seen
+                    assert left - by > 24 or by == 4
+                elif left > by + 4:
+                    assert (found.kind, found.num_rows) == ("rows_skipped", by), (saved, by, found)
+                    assert found.text.startswith(f"{by} rows are skipped: {left} of the epoch were left at step 99")
 
 
 def test_rows_whose_end_was_lost_are_counted_at_least() -> None:

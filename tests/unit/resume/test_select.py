@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trimtab.errors import CheckpointError
-from trimtab.resume import select, verify
+from trimtab.resume import content, examine, select
 from trimtab.resume.info import CheckpointInfo
-from trimtab.resume.select import list_checkpoints, pick
+from trimtab.resume.listing import list_checkpoints
+from trimtab.resume.manifest import ResumedFrom
+from trimtab.resume.select import instead_of, pick
 
 Save = Callable[..., Path]
 
@@ -120,8 +122,8 @@ def test_payload_of_older_ones_is_never_read(save: Save, tmp_path: Path, monkeyp
         read.append(path)
         return original(path, **kwargs)
 
-    original = verify.read_checksum
-    monkeypatch.setattr(verify, "read_checksum", reads)
+    original = content.read_checksum
+    monkeypatch.setattr(content, "read_checksum", reads)
     for step in (100, 200, 300, 400):
         save(step)
     (tmp_path / "step_400" / "model.pt").unlink()
@@ -253,7 +255,7 @@ def test_the_run_that_saved_last_is_picked_whatever_its_numbers(save: Save, tmp_
     assert (info.path.name, info.run_id, info.saver) == ("checkpoint-10", "run-b", "transformers")
     assert info.notices == (
         "the folder holds checkpoints of run run-a (newest checkpoint-1000) as well; those of run run-b are looked "
-        "at, which saved last. run_id chooses another",
+        "at, which saved last. run_id= (--run-id of trimtab ckpt pick) chooses another",
     )
     assert pick(tmp_path, run_id="run-a").step == 1000
     assert pick(tmp_path, run_id="run-a").notices == ()
@@ -320,6 +322,30 @@ def test_a_run_that_went_back_is_said(save: Save, tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_was_taken_back_goes_on_from_its_last_save(save: Save, tmp_path: Path) -> None:
+    # 500 was loaded by its name while 1000 stood, and 600 saved then.
+    save(500, serial=1)
+    save(1000, serial=2)
+    save(600, serial=3, resumed_from={"step": 500, "serial": 2})
+
+    info = pick(tmp_path)
+
+    assert (info.step, info.refused, info.resumed_from) == (600, (), ResumedFrom(step=500, serial=2))
+    assert info.notices == (
+        "step_1000 was left aside: the run was taken back to an earlier step since, and went on from there. Name one "
+        "by its path to go on from it",
+    )
+    assert [entry.path.name for entry in list_checkpoints(tmp_path) if entry.abandoned] == ["step_1000"]
+
+
+def test_one_that_was_left_aside_does_not_step_in_for_a_damaged_one(save: Save, tmp_path: Path) -> None:
+    save(500, serial=1)
+    save(1000, serial=2)
+    flip(save(600, serial=3, resumed_from={"step": 500, "serial": 2}) / "model.pt")
+
+    assert pick(tmp_path).step == 500
+
+
 def test_a_manifest_that_cannot_be_read_is_refused_and_named(save: Save, tmp_path: Path) -> None:
     save(100)
     file = save(200) / "trimtab_manifest.json"
@@ -328,7 +354,7 @@ def test_a_manifest_that_cannot_be_read_is_refused_and_named(save: Save, tmp_pat
     info = pick(tmp_path)
 
     assert info.step == 100
-    assert refusals(info) == {"step_200": f"cannot be used: {file}: found no JSON, expected a whole manifest"}
+    assert refusals(info) == {"step_200": f"{file}: found no JSON, expected a whole manifest"}
 
 
 def test_an_older_one_that_says_nothing_of_its_run_is_told(save: Save, tmp_path: Path) -> None:
@@ -395,7 +421,7 @@ def test_a_step_that_is_replaced_while_one_looks_is_read_again(
     payload = "again-0badcafe/all.pt"
     parts = {name: [payload] for name in ("model", "optimizer", "step", "rng")}
     new = save(200, serial=2, folder=tmp_path / "other", files={payload: b"n"}, parts=parts)
-    original = select.read_manifest
+    original = examine.read_manifest
 
     def read_and_replace(folder: Path) -> Any:
         manifest = original(folder)
@@ -405,22 +431,41 @@ def test_a_step_that_is_replaced_while_one_looks_is_read_again(
                 (path / name).unlink()
         return manifest
 
-    monkeypatch.setattr(select, "read_manifest", read_and_replace)
+    monkeypatch.setattr(examine, "read_manifest", read_and_replace)
 
     assert (pick(tmp_path).serial, pick(tmp_path).size_bytes) == (2, 1)
+
+
+def test_instead_of_one_the_newest_healthy_one_beside_it_is_told(save: Save, tmp_path: Path) -> None:
+    save(100, run_id="run-b", serial=900)
+    save(200, serial=1)
+    other = save(300, serial=2, healthy=False)
+    path = save(400, serial=3)
+
+    healthy, newest = instead_of(path, "run-a"), instead_of(other, "run-a")
+    shutil.rmtree(path)
+    shutil.rmtree(tmp_path / "step_200")
+
+    assert (healthy and healthy.step, newest and newest.step) == (200, 400)
+    left = instead_of(path, "run-a")
+    assert (left and left.step, left and left.healthy) == (300, False)
+    assert instead_of(other, "run-a") is None
+    unknown = instead_of(other, None)
+    assert unknown is not None
+    assert unknown.run_id == "run-b"
 
 
 def test_a_disk_that_fails_is_a_reason(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(100)
     save(200)
-    original = verify.read_checksum
+    original = content.read_checksum
 
     def fails(path: Path, **kwargs: Any) -> tuple[int, int]:
         if path.parent.name == "step_200":
             raise OSError(errno.EIO, "Input/output error", str(path))
         return original(path, **kwargs)
 
-    monkeypatch.setattr(verify, "read_checksum", fails)
+    monkeypatch.setattr(content, "read_checksum", fails)
 
     assert refusals(pick(tmp_path)) == {"step_200": "model.pt cannot be read (Input/output error)"}
 
@@ -453,7 +498,11 @@ def test_the_list_holds_all_newest_first_with_what_shows_without_reading(save: S
     infos = list_checkpoints(tmp_path)
 
     assert [info.step for info in infos] == [1200, 1100, 1000, 900, 60, 50]
-    assert [info.problem is None for info in infos] == [False, False, True, True, True, True]
+    assert [info.problem is None for info in infos] == [False, False, True, True, False, False]
+    assert [info.problem for info in infos[-2:]] == [
+        "step_60.pt is empty (0 bytes)",
+        "trainer_state.json is missing; a Trainer writes it last",
+    ]
     assert [info.saver for info in infos] == ["trimtab"] * 4 + ["file", "transformers"]
     assert [info.promise for info in infos] == ["structure"] + ["checksums"] * 3 + ["structure"] * 2
 
@@ -466,9 +515,11 @@ def test_the_document_is_strict_json(save: Save, tmp_path: Path) -> None:
 
     assert document == {
         "version": 1, "path": str(tmp_path / "step_900"), "step": 900, "healthy": False, "unhealthy_because": ["a"],
-        "run_id": "run-a", "serial": 901, "saver": "trimtab", "parts": ["model", "optimizer", "step", "rng"],
+        "run_id": "run-a", "serial": 901, "resumed_from": None, "abandoned": False, "saver": "trimtab",
+        "parts": ["model", "optimizer", "step", "rng"],
         "missing": [], "promise": "checksums", "loss": "nan", "lr": ["inf"], "size_bytes": 900, "problem": None,
-        "refused": [], "ignored": [{"path": str(tmp_path / "other"), "reason": "no checkpoint"}], "notices": [],
+        "refused": [], "ignored": [{"path": str(tmp_path / "other"), "reason": "no checkpoint"}], "num_ignored": 1,
+        "notices": [],
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_the_document_is_what_was_found(save: Save) -> None:
     assert document == {
         "version": 1, "path": str(path), "step": 900, "ok": False, "notes": [], "promise": "checksums", "healthy": True,
         "problems": ["model.pt is missing, which holds model"], "parts": ["model", "optimizer", "step", "rng"],
-        "missing": [], "num_files": 4, "size_bytes": 900,
+        "missing": [], "num_files": 4, "size_bytes": 900, "needs_pickle": False,
     }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_files_that_are_not_in_the_manifest_are_a_note(save: Save) -> None:
     report = verify(path)
 
     assert report.ok
-    assert report.notes == ("notes\\x1b.txt, sub/a are not part of it: there, and not in its manifest",)
+    assert report.notes == ("notes\\x1b.txt and sub/a are not part of it: there, and not in its manifest",)
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_said(save: Save) -> None:
@@ -220,7 +220,7 @@ def test_a_folder_of_ours_without_a_manifest_says_what_it_holds(save: Save) -> N
     (path / "trimtab_manifest.json").unlink()
 
     assert problems(path) == [
-        "no trimtab_manifest.json, which a save writes last; it holds model.pt, optimizer.pt, rank_0.pt, run.pt"
+        "no trimtab_manifest.json, which a save writes last; it holds model.pt, optimizer.pt, rank_0.pt and run.pt"
     ]
 
 

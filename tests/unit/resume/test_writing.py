@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from trimtab.errors import CheckpointError
+from trimtab.resume.disk_changes import Disk
 from trimtab.resume.drafts import remove_checkpoint
 from trimtab.resume.manifest import Manifest
-from trimtab.resume.writing import Disk, Draft
+from trimtab.resume.writing import Draft
 
 PAYLOAD = {"model.pt": b"weights", "optimizer.pt": b"moments" * 3, "ranks/rank_0.pt": b""}
 
@@ -111,19 +112,6 @@ def test_numbers_in_a_memoryview_are_written_as_their_bytes(tmp_path):
     draft.abandon()
 
 
-def test_a_file_that_a_library_wrote_is_taken_in_as_it_is(tmp_path):
-    draft = Draft.begin(tmp_path, "step_1")
-    (draft.path / "sharded").mkdir()
-    (draft.path / "sharded" / "__0_0.distcp").write_bytes(b"shard" * 300_000)
-
-    draft.add("sharded/__0_0.distcp")
-
-    (entry,) = draft.entries
-    assert (entry.path, entry.size_bytes) == ("sharded/__0_0.distcp", 1_500_000)
-    assert entry.crc32 == zlib.crc32(b"shard" * 300_000)
-    assert load(draft.commit(manifest_of(draft, step=1))) == {"sharded/__0_0.distcp": b"shard" * 300_000}
-
-
 def test_everything_is_on_the_disk_before_the_name_is_given_and_the_name_after(tmp_path):
     # given
     disk = Told()
@@ -198,6 +186,22 @@ def test_a_checkpoint_of_another_run_is_never_overwritten(tmp_path, run_id, step
 
     # then
     assert load(path) == PAYLOAD
+
+
+def test_a_name_that_another_run_takes_at_the_last_moment_is_never_overwritten(tmp_path):
+    # given
+    class Overtaken(Disk):
+        def rename(self, path, new):
+            if new == tmp_path / "step_200" and not new.exists():
+                save(tmp_path, PAYLOAD, run_id="b")
+            super().rename(path, new)
+
+    # when
+    with pytest.raises(CheckpointError, match=r"step 200 of run b.*nothing was overwritten"):
+        save(tmp_path, {"model.pt": b"other"}, disk=Overtaken())
+
+    # then
+    assert load(tmp_path / "step_200") == PAYLOAD
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
@@ -425,3 +429,20 @@ def test_a_full_disk_is_told_as_such_whatever_the_writer_makes_of_it(tmp_path):
     assert draft.entries == ()
     draft.abandon()
     assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize(("is_link", "there"), [(False, "a file"), (True, "a link that leads nowhere")])
+def test_a_folder_whose_name_is_taken_is_an_error_that_says_by_what_and_what_to_do(
+    tmp_path: Path, is_link: bool, there: str
+) -> None:
+    place = tmp_path / "runs"
+    if is_link:
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.touch()
+
+    with pytest.raises(FileExistsError) as caught:
+        Draft.begin(place, "step_5")
+
+    assert caught.value.strerror == f"{there} stands where a folder is needed. Remove it, or name another folder"
+    assert caught.value.filename == str(place)

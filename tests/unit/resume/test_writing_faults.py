@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from trimtab.errors import CheckpointError
+from trimtab.resume.disk_changes import Disk
 from trimtab.resume.drafts import remove_checkpoint
 from trimtab.resume.manifest import Manifest
-from trimtab.resume.writing import Disk, Draft
+from trimtab.resume.writing import Draft
 
 OLD = {"model.pt": b"old weights", "sharded/a": b"old shard"}
 NEW = {"model.pt": b"new weights and more", "sharded/b": b"new shard", "rank_0.pt": b"rng"}

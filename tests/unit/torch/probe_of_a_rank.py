@@ -1,5 +1,7 @@
 """What each of two real ranks does for `test_probe_two_ranks.py`."""
 
+from dataclasses import asdict
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,12 +20,12 @@ def made():
 
 
 def probe_plain():
-    return generation_probe(made(), IDS).to_dict()
+    return asdict(generation_probe(made(), IDS))
 
 
 def probe_under_ddp_on_rank_0_alone():
     model = DistributedDataParallel(made())
-    found = generation_probe(model, IDS).to_dict() if dist.get_rank() == 0 else None
+    found = asdict(generation_probe(model, IDS)) if dist.get_rank() == 0 else None
     model(IDS).sum().backward()  # and training goes on together
     return found
 
@@ -33,7 +35,7 @@ def probe_sharded():
     model = made()
     fully_shard(model[1])
     fully_shard(model)
-    found = generation_probe(model, IDS).to_dict()
+    found = asdict(generation_probe(model, IDS))
     are_shards = all(isinstance(parameter, DTensor) for parameter in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(IDS).square().sum().backward()

@@ -15,8 +15,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from trimtab.errors import CheckpointError, UsageError
 from trimtab.resume.disk_changes import DISK, Disk
+from trimtab.resume.manifest import FileEntry
+from trimtab.resume.writing import Draft
 from trimtab.torch import loaded_state, sharded_state
 from trimtab.torch.placement import is_sharded, placed
+from trimtab.torch.sharded_writing import write_pieces
 
 
 class Awkward(nn.Module):
@@ -92,13 +95,23 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     return marks | {f"lr {number}": repr(group["lr"]) for number, group in enumerate(optimizer.param_groups)}
 
 
+def write(captured: Any, folder: str, *, disk: Disk = DISK, group: Any = None) -> tuple[FileEntry, ...]:
+    """Writes into a folder that is the draft of all ranks; gives this rank's files."""
+    draft = Draft.join(folder, disk=disk)
+    try:
+        write_pieces(captured, draft, "sharded", group=group)
+        return draft.entries
+    finally:
+        draft.abandon()
+
+
 def save(folder: str, *, num_steps: int, kind: str = "adamw", dtype: str = "float64") -> dict[str, Any]:
     model = built(seed=1, dtype=getattr(torch, dtype), shard=True)
     optimizer = optimizer_of(model, kind)
     train(model, optimizer, first=0, behind=num_steps)
     before = fingerprint(model, optimizer)
     captured = sharded_state.capture(model, optimizer, copy=False)
-    entries = sharded_state.write_pieces(captured, Path(folder) / "sharded")
+    entries = write(captured, folder)
     return {
         "entries": [[entry.path, entry.size_bytes, entry.crc32] for entry in entries],
         "before": before,
@@ -141,7 +154,7 @@ def save_while_it_trains(folder: str) -> dict[str, Any]:
     captured = sharded_state.capture(model, optimizer, copy=True)
     train(model, optimizer, first=2, behind=4)
     with ThreadPoolExecutor(1) as threads:
-        written = threads.submit(sharded_state.write_pieces, captured, Path(folder) / "sharded", group=own_group)
+        written = threads.submit(write, captured, folder, group=own_group)
         train(model, optimizer, first=4, behind=12)
         written.result()
     return {"before": before, "later": fingerprint(model, optimizer)}
@@ -156,10 +169,10 @@ class FullOnOneRank(Disk):
         return super().write(fd, data)
 
 
-def outcome(captured: Any, folder: Path, disk: Disk = DISK) -> str:
+def outcome(captured: Any, folder: str, disk: Disk = DISK) -> str:
     """What this rank is told of a save."""
     try:
-        sharded_state.write_pieces(captured, folder, disk=disk)
+        write(captured, folder, disk=disk)
     except (OSError, CheckpointError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -168,20 +181,14 @@ def outcome(captured: Any, folder: Path, disk: Disk = DISK) -> str:
 def save_where_one_disk_is_full(folder: str) -> str:
     model = built(seed=1, shard=True)
     captured = sharded_state.capture(model, optimizer_of(model), copy=False)
-    return outcome(captured, Path(folder) / "sharded", FullOnOneRank())
-
-
-def save_where_one_rank_sees_no_folder(folder: str) -> str:
-    captured = sharded_state.capture(built(seed=1, shard=True), None, copy=False)
-    seen = Path(folder) if dist.get_rank() == 0 else Path(folder) / "nowhere"
-    return outcome(captured, seen / "sharded")
+    return outcome(captured, folder, FullOnOneRank())
 
 
 def save_other_names_on_one_rank(folder: str) -> str:
     model: nn.Module = built(seed=1, shard=True)
     if dist.get_rank() == 1:
         model.register_buffer("only_here", torch.zeros(2))
-    return outcome(sharded_state.capture(model, None, copy=False), Path(folder) / "sharded")
+    return outcome(sharded_state.capture(model, optimizer_of(model), copy=False), folder)
 
 
 class OwnParts(torch.optim.Optimizer):
@@ -210,7 +217,7 @@ def save_plain_parts_of_shards(folder: str) -> str:
 def save_a_buffer_of_its_own(folder: str) -> None:
     model = built(seed=1, shard=True)
     model.num_seen.fill_(100 + dist.get_rank())
-    sharded_state.write_pieces(sharded_state.capture(model, None, copy=False), Path(folder) / "sharded")
+    write(sharded_state.capture(model, optimizer_of(model), copy=False), folder)
 
 
 def is_sharded_at_any_time() -> list[bool]:
@@ -235,7 +242,7 @@ def save_after_a_forward(folder: str) -> dict[str, Any]:
     optimizer.step()
     with torch.no_grad():
         model(torch.ones(1, 4, dtype=torch.float64))
-    sharded_state.write_pieces(sharded_state.capture(model, optimizer, copy=False), Path(folder) / "sharded")
+    write(sharded_state.capture(model, optimizer, copy=False), folder)
     return fingerprint(model, optimizer)
 
 

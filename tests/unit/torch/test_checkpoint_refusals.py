@@ -126,7 +126,7 @@ def test_an_unhealthy_one_is_refused_with_the_last_healthy_one_named_unless_it_i
     info = checkpoints.pick()
 
     message = refused(checkpoints, info, made())
-    assert "step_3: is not healthy: weight 0.bias: 1 entry" in message
+    assert "step_3: is not healthy: model's 0.bias: 1 entry" in message
     assert f"The last healthy one is {checkpoints.folder / 'step_2'}" in message
 
     assert checkpoints.load(info.path, **made()).step == 3
@@ -154,8 +154,8 @@ class Taller(nn.Sequential):
         (lambda: made(made_model(width=5)), "0.weight"),
         (lambda: made(Taller()), "2.weight"),
         (lambda: made(nn.Linear(3, 4)), "weight"),
-        (lambda: made(optimizer=torch.optim.SGD), "its optimizer is a AdamW, and a SGD is given"),
-        (lambda: made(scheduler=lr_scheduler.ExponentialLR), "its scheduler is a StepLR, and a ExponentialLR is given"),
+        (lambda: made(optimizer=torch.optim.SGD), "its optimizer is AdamW, and SGD is given"),
+        (lambda: made(scheduler=lr_scheduler.ExponentialLR), "its scheduler is StepLR, and ExponentialLR is given"),
         (lambda: made(scheduler=None), "holds the state of a scheduler, and none is given: pass scheduler="),
     ],
     ids=["a shape", "a layer more", "other names", "optimizer", "scheduler", "no scheduler"],
@@ -338,6 +338,7 @@ def test_a_pickle_that_runs_something_is_refused_by_file_and_runs_nothing(name, 
     message = refused(checkpoints, folder, made())
     assert name in message
     assert "without running a pickle" in message
+    assert "weights_only" not in message
     assert not (tmp_path / "pwned").exists()
 
 

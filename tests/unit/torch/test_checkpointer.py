@@ -304,6 +304,14 @@ def test_a_stateful_loader_is_put_where_it_was(tmp_path):
 # The learning rate.
 
 
+def test_a_rate_that_was_set_by_hand_before_the_load_is_said_to_be_dropped(tmp_path):
+    _, checkpoints = saved(tmp_path)
+    resumed = Training()
+    resumed.optimizer.param_groups[0]["lr"] = 0.5
+    kept = checkpoints.load(checkpoints.pick(), **resumed.parts)
+    assert kept.remarks == ("resume keeps 1e-02; pass lr=0.5 to use 5e-01",)
+
+
 def test_another_rate_is_used_on_request_only(tmp_path, caplog):
     _, checkpoints = saved(tmp_path)
     resumed = Training(lr=3e-2)
@@ -316,7 +324,7 @@ def test_another_rate_is_used_on_request_only(tmp_path, caplog):
     afresh = Training(lr=3e-2)
     afresh.train(3)
     assert asked.lr == pytest.approx([group["lr"] for group in afresh.optimizer.param_groups], rel=1e-12)
-    assert "LR re-base: 1e-02 -> 3e-02 on resume (schedule phase preserved)" in caplog.text
+    assert caplog.text.count("LR re-base: 1e-02 -> 3e-02 on resume (schedule phase preserved)") == 1
     assert asked.remarks == ()
 
 
@@ -332,6 +340,31 @@ def test_a_schedule_that_makes_something_else_of_its_state_is_told(tmp_path):
     checkpoints.save(3, **training.parts)
     result = checkpoints.load(checkpoints.pick(), **training.parts)
     assert result.remarks == ("last_epoch of the scheduler is 2 after loading, and was saved as 3",)
+
+
+@pytest.mark.parametrize("name", ["last_epoch", "_step_count", "_last_lr", "base_lrs", "lr", "initial_lr"])
+def test_each_number_of_the_learning_rate_that_is_another_after_loading_is_told(name, tmp_path):
+    class Changes(lr_scheduler.CosineAnnealingLR):
+        """Has a number of its own in the place of one that it was given."""
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            if name in vars(self):
+                setattr(self, name, [7, 7] if name in ("_last_lr", "base_lrs") else 7)
+            else:
+                self.optimizer.param_groups[1][name] = 7
+
+    training = Training()
+    training.scheduler = Changes(training.optimizer, 50)
+    training.train()
+    group = training.optimizer.param_groups[1]
+    was = group[name] if name in group else training.scheduler.state_dict()[name]
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(3, **training.parts)
+    remarks = checkpoints.load(checkpoints.pick(), **training.parts).remarks
+    [said] = [remark for remark in remarks if remark.startswith(f"{name} of ")]
+    now = [7, 7] if isinstance(was, list) else 7
+    assert said.endswith(f" is {now} after loading, and was saved as {was}")
 
 
 def test_weights_and_moments_in_another_dtype_are_told(tmp_path):
@@ -486,7 +519,7 @@ def test_another_run_s_name_is_refused_at_the_first_save_and_never_overwritten(t
     Checkpointer(tmp_path, run_id="old").save(3, **Training().parts)
     before = (tmp_path / "step_3" / "model.pt").read_bytes()
     fresh = Checkpointer(tmp_path, run_id="fresh")
-    with pytest.raises(UsageError, match="step_3 is a checkpoint of run old, and this is run fresh"):
+    with pytest.raises(UsageError, match="step_3 is step 3 of run old, and this would be step 3 of run fresh"):
         fresh.save(3, **Training(seed=1).parts)
     assert fresh.save(2, **Training(seed=1).parts) is not None
     assert fresh.save(3, **Training(seed=1).parts) is None
@@ -542,7 +575,7 @@ def test_a_checkpoint_with_a_nan_is_not_picked_as_healthy(tmp_path, caplog):
 
     assert info.healthy is False
     assert info.unhealthy_because == (
-        "weight 0.weight: 1 entry is NaN or infinite and was finite at the run's beginning, the first at flat index 0",
+        "model's 0.weight: 1 entry is NaN or infinite and was finite at the run's beginning, the first at flat index 0",
     )
     assert "step_4 is saved and not healthy" in caplog.text
     assert checkpoints.pick().step == 4
@@ -563,15 +596,39 @@ def test_what_was_not_finite_from_the_start_is_said_once_and_stays_healthy_over_
     assert first.save(2, **training.parts).healthy
     said = [record for record in caplog.messages if "first save" in record]
     assert len(said) == 1
-    assert "weight 0.weight (1)" in said[0]
+    assert "model's 0.weight (1)" in said[0]
 
     for later in (Checkpointer(tmp_path), Checkpointer(tmp_path, run_id="a")):
         later.load(later.pick(), **Training().parts)
         assert later.save(3, **training.parts).healthy
     never_loaded = Checkpointer(tmp_path, run_id="a")
     poison(training, "3.weight")
-    assert "weight 3.weight" in never_loaded.save(4, **training.parts).unhealthy_because[0]
+    assert "model's 3.weight" in never_loaded.save(4, **training.parts).unhealthy_because[0]
     assert len(never_loaded.pick().unhealthy_because) == 1
+
+
+def test_what_was_not_finite_from_the_start_is_the_run_s_wherever_it_goes_on(tmp_path):
+    training = Training()
+    poison(training)
+    Checkpointer(tmp_path / "first", run_id="a").save(1, **training.parts)
+    resumed, elsewhere = Training(), Checkpointer(tmp_path / "second")
+    elsewhere.load(tmp_path / "first" / "step_1", **resumed.parts)
+    poison(resumed, "3.weight")
+    [why] = elsewhere.save(2, **resumed.parts).unhealthy_because
+    assert "model's 3.weight" in why
+
+
+def test_what_was_not_finite_in_another_run_is_no_excuse_for_this_one(tmp_path):
+    training = Training()
+    poison(training)
+    Checkpointer(tmp_path / "first", run_id="a").save(1, **training.parts)
+    resumed, another = Training(), Checkpointer(tmp_path / "second", run_id="b")
+    another.load(tmp_path / "first" / "step_1", **resumed.parts)
+    with torch.no_grad():
+        resumed.bare.get_parameter("0.weight").nan_to_num_()
+    assert another.save(2, **resumed.parts).healthy
+    poison(resumed)
+    assert not another.save(3, **resumed.parts).healthy
 
 
 def test_the_caller_may_know_better(tmp_path):

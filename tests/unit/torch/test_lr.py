@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as kinds
 from torch.optim.swa_utils import SWALR
 
 from trimtab.errors import UsageError
-from trimtab.torch.lr import kept_lr, lr_in_words, rebase_lr
+from trimtab.torch.lr import asked_rates, kept_lr, kept_rates, lr_in_words, rebase_lr
 
 OLD, NEW = 5e-4, 3e-4
 EXACT = 1e-12
@@ -47,6 +47,14 @@ def sequence_in_a_sequence(optimizer):
     first = [kinds.LinearLR(optimizer, 0.5, 1.0, 8), kinds.StepLR(optimizer, 9, 0.7)]
     then = kinds.PolynomialLR(optimizer, 60)
     return kinds.SequentialLR(optimizer, [kinds.SequentialLR(optimizer, first, [8]), then], [40])
+
+
+def begun_again(scheduler):
+    """A sequence in a sequence: the rate goes back to its base for each, and the first schedule makes a step."""
+    optimizer = scheduler.optimizer
+    return kinds.SequentialLR(
+        optimizer, [kinds.SequentialLR(optimizer, [scheduler], []), kinds.ExponentialLR(optimizer, 0.99)], [32]
+    )
 
 
 def cyclic(optimizer, lr, **settings):
@@ -156,6 +164,34 @@ def test_a_schedule_goes_on_as_if_built_at_the_new_rate(name, at):
     # then
     for _ in range(STEPS_ON):
         assert_alike(found, wanted)
+        advance(*found, 1)
+        advance(*wanted, 1)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 7, 14, 31, 32, 40])
+@pytest.mark.parametrize("strategy", ["linear", "cos"])
+@pytest.mark.parametrize("num_times", [1, 2, 3])
+@pytest.mark.parametrize("num_steps", [1, 2, 14])
+def test_averaging_that_a_sequence_of_sequences_began_several_times_goes_on_as_if_built_afresh(
+    num_steps, num_times, strategy, at
+):
+    # given
+    def make(lr):
+        optimizer = adamw(lr)
+        scheduler = kinds.ChainedScheduler([SWALR(optimizer, 1e-4, num_steps, strategy)])
+        for _ in range(num_times):
+            scheduler = begun_again(scheduler)
+        return optimizer, scheduler
+
+    found, wanted = resumed(make, at=at), make(NEW)
+    advance(*wanted, at)
+    # when
+    rebase_lr(*found, NEW)
+    # then
+    for _ in range(STEPS_ON):
+        rates = [[group["lr"] for group in optimizer.param_groups] for optimizer, _ in (found, wanted)]
+        assert rates[0] == pytest.approx(rates[1], rel=EXACT)
+        assert found[1].get_last_lr() == pytest.approx(wanted[1].get_last_lr(), rel=EXACT)
         advance(*found, 1)
         advance(*wanted, 1)
 
@@ -422,3 +458,20 @@ def test_a_rate_is_told_in_few_digits(lr, words):
 def test_a_rate_that_is_kept_is_said_with_what_would_change_it():
     said = kept_lr(5e-5, 1e-5, option="lr=1e-05")
     assert said == "resume keeps 5e-05; pass lr=1e-05 to use 1e-05"
+
+
+@pytest.mark.parametrize("name", ["cosine", "sequence", "one cycle", "triangular", "lambda"])
+def test_the_rate_that_a_run_was_started_with_is_what_it_was_built_at_or_what_was_set_by_hand_since(name):
+    optimizer, scheduler = build(name, OLD)
+    advance(optimizer, scheduler, 5)
+    assert asked_rates(optimizer, scheduler)[0] == pytest.approx(OLD, rel=EXACT)
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert asked_rates(optimizer, scheduler)[0] == 0.5
+
+
+def test_rates_that_are_kept_are_said_of_each_group():
+    said = kept_rates([5e-5, 1e-5, 2e-5], [1e-5, 1e-5, 3e-5], option="lr=")
+    assert said == [
+        "resume keeps 5e-05; pass lr=1e-05 to use 1e-05",
+        "resume keeps 2e-05 in parameter group 2, which was given 3e-05",
+    ]

@@ -133,6 +133,23 @@ def test_a_floor_that_another_schedule_went_on_from_is_refused_by_its_name():
     assert "comes before a MultiplicativeLR, which goes on from it" in said
 
 
+def test_a_cosine_with_a_floor_that_began_at_another_rate_than_its_own_is_refused():
+    optimizer = adamw()
+    cosine = kinds.CosineAnnealingLR(optimizer, 22, eta_min=1e-5)
+    scheduler = kinds.SequentialLR(optimizer, [cosine, kinds.OneCycleLR(optimizer, OLD, total_steps=90)], [30])
+    advance(optimizer, scheduler, 9)
+    assert "the groups begin at" in refusal(optimizer, scheduler)
+
+
+def test_a_level_cosine_that_a_sequence_of_sequences_began_again_is_refused():
+    optimizer = adamw()
+    chain = kinds.ChainedScheduler([kinds.CosineAnnealingLR(optimizer, 32, eta_min=OLD)])
+    inner = kinds.SequentialLR(optimizer, [chain], [])
+    scheduler = kinds.SequentialLR(optimizer, [inner, kinds.ExponentialLR(optimizer, 0.9)], [50])
+    advance(optimizer, scheduler, 23)
+    assert "was built at its floor (eta_min=0.0005), and what its rates show" in refusal(optimizer, scheduler)
+
+
 # A plateau's schedule.
 
 
@@ -252,7 +269,9 @@ def test_a_factor_that_holds_the_rate_it_was_built_at_must_have_been_built_at_th
     # then: in the same process the factor is that of the old rate
     said = refusal(saved, schedule)
     assert said.startswith("LambdaLR keeps its learning rate")
-    assert "holds a floor (lr_init=0.0005) made for a learning rate of 0.0005: build the optimizer" in said
+    assert (
+        "holds a floor (lr_init=0.0005, lr_end=1e-05) made for a learning rate of 0.0005: build the optimizer" in said
+    )
     # when: one that was built at the new rate, with the saved states
     found, wanted = adamw(NEW), adamw(NEW)
     resumed, fresh = kinds.LambdaLR(found, made(NEW)), kinds.LambdaLR(wanted, made(NEW))
@@ -278,3 +297,51 @@ def test_a_factor_with_a_floor_in_a_chain_is_refused_though_it_was_built_at_the_
     for group in found.param_groups:
         group["initial_lr"] = OLD
     assert refusal(found, schedule).startswith("LambdaLR keeps its learning rate")
+
+
+# Groups that were added later, and what is no number.
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda o: kinds.LambdaLR(o, lambda t: 0.9**t), "LambdaLR"),
+        (lambda o: kinds.MultiplicativeLR(o, lambda t: 0.9), "MultiplicativeLR"),
+        (lambda o: kinds.StepLR(o, 5), "StepLR"),
+        (lambda o: kinds.CosineAnnealingLR(o, 50, eta_min=1e-5), "CosineAnnealingLR"),
+        (lambda o: kinds.CyclicLR(o, 1e-5, OLD, cycle_momentum=False), "CyclicLR"),
+        (lambda o: kinds.OneCycleLR(o, OLD, total_steps=50), "OneCycleLR"),
+        (lambda o: kinds.ReduceLROnPlateau(o), "ReduceLROnPlateau"),
+        (lambda o: SWALR(o, 1e-5, 30), "SWALR"),
+        (lambda o: kinds.ChainedScheduler([kinds.ExponentialLR(o, 0.9)]), "ChainedScheduler"),
+        (
+            lambda o: kinds.SequentialLR(o, [kinds.LinearLR(o, 0.1, 1.0, 5), kinds.ExponentialLR(o, 0.9)], [5]),
+            "SequentialLR",
+        ),
+    ],
+)
+def test_a_group_that_was_added_after_the_scheduler_is_refused_by_name(make, name):
+    # given
+    optimizer = adamw(num_groups=1)
+    scheduler = make(optimizer)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 1e-4})
+    # when
+    said = refusal(optimizer, scheduler)
+    # then
+    assert said.startswith(f"{name} keeps its learning rate")
+    assert "it was built for 1 parameter group (" in said
+    assert "and the optimizer has 2. Add the groups before the scheduler is built" in said
+
+
+@pytest.mark.parametrize("lr", [10**400, -(10**400), 10**9000], ids=["large", "less", "long"])
+def test_a_whole_number_beyond_all_floats_is_no_rate(lr):
+    optimizer = adamw()
+    with pytest.raises(UsageError, match=r"^lr=a number beyond all floats \(int\) is no learning rate"):
+        rebase_lr(optimizer, kinds.ExponentialLR(optimizer, 0.9), lr)
+
+
+def test_a_cycle_whose_groups_have_lost_its_highest_rate_is_refused():
+    optimizer = adamw()
+    scheduler = kinds.OneCycleLR(optimizer, OLD, total_steps=50)
+    del optimizer.param_groups[0]["max_lr"]
+    assert "was built at a learning rate of nan" in refusal(optimizer, scheduler)

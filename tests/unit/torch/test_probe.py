@@ -1,9 +1,9 @@
 """`generation_probe`: what a model would say next, against Python's own numbers; and nothing of a training moves."""
 
-import json
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ def test_a_peaked_distribution_is_told_in_numbers() -> None:
     probe = generation_probe(Says(logits), IDS)
     parts, entropy, cv = numbers_of(logits)
     best = sorted(range(WORDS), key=lambda word: -parts[word])[:5]
-    assert (probe.shape, probe.is_healthy, probe.num_nonfinite, probe.vocabulary_size) == ("peaked", True, 0, WORDS)
+    assert (probe.shape, probe.num_nonfinite, probe.vocabulary_size) == ("peaked", 0, WORDS)
     assert probe.top_ids == tuple(best)
     assert probe.top_probabilities == pytest.approx([parts[word] for word in best], rel=1e-6)
     assert (probe.entropy, probe.cv) == pytest.approx((entropy, cv), rel=1e-6)
@@ -55,10 +55,34 @@ def test_a_peaked_distribution_is_told_in_numbers() -> None:
 
 def test_equal_logits_are_uniform_with_the_entropy_of_their_number_and_no_variation() -> None:
     probe = generation_probe(Says([2.5] * WORDS), IDS)
-    assert (probe.shape, probe.is_healthy) == ("uniform", False)
+    assert probe.shape == "uniform"
     assert probe.entropy == pytest.approx(math.log(WORDS), rel=1e-12)
     assert probe.cv == pytest.approx(0, abs=1e-9)
-    assert "not restored" in probe.remark
+    assert "as of weights that were not restored" in probe.remark
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.6])
+def test_what_may_be_a_small_sound_model_is_not_said_to_lack_its_weights(spread: float) -> None:
+    source = random.Random(3)
+    probe = generation_probe(Says([source.gauss(0, spread) for _ in range(WORDS)]), IDS)
+    assert probe.shape == "flat"
+    assert "do not tell which" in probe.remark
+    assert "not restored" not in probe.remark
+
+
+def test_words_that_a_model_rules_out_are_counted_and_are_no_fault() -> None:
+    # given a vocabulary that is padded by two words
+    logits = [float(word % 4) for word in range(WORDS)]
+    probe, padded = (generation_probe(Says(given), IDS) for given in (logits, [*logits, -math.inf, -math.inf]))
+    assert (padded.shape, padded.num_nonfinite, padded.num_masked) == ("peaked", 0, 2 * IDS.numel())
+    assert (padded.entropy, padded.cv) == pytest.approx((probe.entropy, probe.cv), rel=1e-12)
+    assert padded.top_probabilities == pytest.approx(probe.top_probabilities)
+    assert "12 logits are -inf" in padded.remark
+    # and where the rest are alike, or no word is left
+    assert generation_probe(Says([1.0] * WORDS + [-math.inf] * WORDS), IDS).shape == "uniform"
+    assert generation_probe(Says([1.0] + [-math.inf] * WORDS), IDS).shape == "one-hot"
+    nothing = generation_probe(Says([-math.inf] * WORDS), IDS)
+    assert (nothing.shape, nothing.num_nonfinite) == ("nonfinite", WORDS * IDS.numel())
 
 
 def test_logits_that_ran_away_are_one_hot() -> None:
@@ -69,11 +93,12 @@ def test_logits_that_ran_away_are_one_hot() -> None:
     assert "ran away" in probe.remark
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_counted_and_nothing_else_is_told(bad: float) -> None:
     probe = generation_probe(Says([0.0] * 9 + [bad]), IDS)
     assert (probe.shape, probe.num_nonfinite, probe.top_ids) == ("nonfinite", 6, ())
-    assert json.loads(json.dumps(probe.to_dict(), allow_nan=False))["entropy"] == "nan"
+    assert math.isnan(probe.entropy)
+    assert math.isnan(probe.cv)
 
 
 def test_one_position_that_is_sure_of_itself_is_not_the_whole_model() -> None:
@@ -136,10 +161,16 @@ class Moody(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(8, WORDS)
         self.register_buffer("num_calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("num_words", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", None)
 
     def forward(self, ids):
         self.num_calls += 1
-        torch.rand(3)
+        self.num_words = self.num_words + ids.numel()
+        self.last = ids
+        if not hasattr(self, "first"):
+            self.register_buffer("first", ids, persistent=False)
+        torch.rand(3), random.random(), np.random.rand()
         hidden = self.drop(self.norm(self.embedding(ids).flatten(0, 1))).unflatten(0, ids.shape)
         return self.head(hidden)
 
@@ -150,13 +181,16 @@ def test_nothing_of_a_training_moves(fails: bool) -> None:
     torch.manual_seed(1)
     model = Moody()
     model(IDS).sum().backward()
+    del model.first
+    model.last = None
     model.norm.eval()
     if fails:
         model.head = nn.Flatten(0)  # logits of one dimension
     modes = [module.training for module in model.modules()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    drawn = torch.get_rng_state()
+    buffers = [(name, buffer) for name, buffer in model._buffers.items()]
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     # when
     if fails:
         with pytest.raises(UsageError, match="needs logits of shape"):
@@ -167,7 +201,9 @@ def test_nothing_of_a_training_moves(fails: bool) -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(torch.equal(p.grad, was) for p, was in zip(model.parameters(), gradients, strict=True))
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(value is was for (_, value), (_, was) in zip(model._buffers.items(), buffers, strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
 
 
 def test_a_model_in_training_is_probed_as_in_evaluation() -> None:
@@ -175,6 +211,14 @@ def test_a_model_in_training_is_probed_as_in_evaluation() -> None:
     model = Moody()
     found = generation_probe(model, IDS)
     assert found == generation_probe(model.eval(), IDS)
+
+
+def test_a_compiled_model_is_probed_without_compiling_it() -> None:
+    def refuse(graph, inputs):
+        raise AssertionError("compiled for a probe")
+
+    model = Says([float(word % 7) for word in range(WORDS)])
+    assert generation_probe(torch.compile(model, backend=refuse), IDS) == generation_probe(model, IDS)
 
 
 @pytest.mark.parametrize(

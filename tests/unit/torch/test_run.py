@@ -696,6 +696,27 @@ def test_sparse_gradients_are_skipped_measured_and_clipped(tmp_path, clip):
     assert torch.allclose(ours, oracle, rtol=0, atol=1e-12)
 
 
+def test_what_was_recorded_before_a_flush_is_in_the_log_while_the_run_goes_on(tmp_path):
+    model = make_model()
+    run = Run(tmp_path, model=model, optimizer=make_optimizer(model, "sgd"))
+    for batch in make_batches(5):
+        run.micro_batch(token_losses(model, batch), rows=batch["row_id"]).backward()
+        run.step()
+    assert run.flush()
+    assert trimtab.open_log(run.folder).step_columns().step.tolist() == [1, 2, 3, 4, 5]
+    run.close()
+
+
+def test_a_flush_never_raises_whatever_became_of_the_log(tmp_path):
+    unrecorded = Run(None, record=False)
+    run = Run(tmp_path, model=make_model())
+    assert (unrecorded.flush(), run.flush()) == (True, True)
+    run.event("begun")
+    assert run.flush()
+    run.close()
+    assert run.flush()
+
+
 def test_record_false_leaves_no_folder_and_no_thread(tmp_path):
     import threading
 

@@ -91,20 +91,23 @@ def test_a_pickle_in_a_files_place_never_runs(
 
 
 def test_a_pickle_in_a_pieces_place_never_runs(folder: Path, refused: Callable[[], str], tmp_path: Path) -> None:
-    torch.save(Attack(tmp_path / "it-ran"), folder / "__0_0.distcp")
-    size = (folder / "__0_0.distcp").stat().st_size
+    torch.save(Attack(tmp_path / "it-ran"), tmp_path / "attack.pt")
+    said = _with_a_piece(folder, refused, (tmp_path / "attack.pt").read_bytes())
+    assert said == f"{folder / '__0_0.distcp'}: a piece of it needs a pickle to load. Use an older checkpoint"
+    assert not (tmp_path / "it-ran").exists()
+
+
+def _with_a_piece(folder: Path, refused: Callable[[], str], content: bytes) -> str:
+    """What is said of an archive whose file, place and length are those that the index expects."""
+    path = folder / "__0_0.distcp"
+    start = path.stat().st_size
+    path.write_bytes(path.read_bytes() + content)
 
     def points_at_it(index: dict[str, Any]) -> None:
-        for name, tensor in index["model"].items():
-            offsets, sizes, file, _, _ = tensor["pieces"][0]
-            if file == "__0_0.distcp":
-                index["model"][name]["pieces"][0] = (offsets, sizes, file, 0, size)
+        index["model"]["frozen"]["pieces"] = [((0, 0), (5, 5), path.name, start, len(content))]
 
     changed_index(folder, points_at_it)
-    said = refused()
-    assert "__0_0.distcp" in said
-    assert "weights_only" not in said  # the advice to run it is not passed on
-    assert not (tmp_path / "it-ran").exists()
+    return refused()
 
 
 def test_the_index_of_torch_is_a_pickle_and_is_never_opened(alone: ModuleType, folder: Path, tmp_path: Path) -> None:
@@ -123,16 +126,7 @@ def test_an_inflated_piece_is_refused_before_it_is_inflated(
     ):
         for name in flat.namelist():
             bomb.writestr(name, flat.read(name))
-    path, bomb_bytes = folder / "__0_0.distcp", (tmp_path / "bomb.pt").read_bytes()
-    start = path.stat().st_size
-    path.write_bytes(path.read_bytes() + bomb_bytes)
-
-    def points_at_it(index: dict[str, Any]) -> None:
-        piece = ((0, 0), (5, 5), path.name, start, len(bomb_bytes))
-        index["model"]["frozen"]["pieces"] = [piece]
-
-    changed_index(folder, points_at_it)
-    said = refused()
+    said = _with_a_piece(folder, refused, (tmp_path / "bomb.pt").read_bytes())
     assert "__0_0.distcp" in said
     assert "compress" in said
 

@@ -127,12 +127,6 @@ def test_no_rank_waits_for_the_one_whose_disk_is_full(pair: Any, tmp_path: Path)
     assert said == ["", "OSError: [Errno 28] No space left on device"]
 
 
-def test_no_rank_waits_for_the_one_that_does_not_see_the_folder(pair: Any, tmp_path: Path) -> None:
-    first, second = pair.call("save_where_one_rank_sees_no_folder", folder=str(tmp_path))
-    assert first == ""
-    assert "does not see the folder" in second
-
-
 def test_ranks_that_do_not_hold_the_same_tensors_are_refused(pair: Any, tmp_path: Path) -> None:
     first, second = pair.call("save_other_names_on_one_rank", folder=str(tmp_path))
     assert "rank 1 and rank 0 do not hold the same tensors: model.only_here is on one of them only" in first
@@ -185,7 +179,7 @@ def test_another_model_is_refused_by_name_and_shape_and_stays_as_it_was(alone: M
     with pytest.raises(CheckpointError) as refused:
         loaded_state.read(good, model=model).put()
     said = str(refused.value)
-    assert "it lacks more.bias, more.weight" in said
+    assert "it lacks more.bias and more.weight" in said
     assert "the model has no frozen" in said
     assert "single is of shape (1, 5) there and of shape (1, 4) in the model" in said
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -225,4 +219,4 @@ def test_what_only_a_pickle_could_bring_back_is_refused_by_name() -> None:
     model = torch.nn.Linear(2, 2)
     model.register_buffer("sparse", torch.eye(2).to_sparse())
     with pytest.raises(CheckpointError, match=r"model\.sparse is a Tensor of layout torch\.sparse_coo"):
-        sharded_state.capture(model, None, copy=False)
+        sharded_state.capture(model, torch.optim.SGD(model.parameters()), copy=False)

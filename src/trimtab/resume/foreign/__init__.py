@@ -1,10 +1,13 @@
 """Checkpoints that are not ours: of a Hugging Face Trainer, and single files of somebody's own loop.
 
-Enters: a path. Leaves: `Inspected`. Invariant: nothing in them is run, and torch is not imported.
+Enters: a path. Leaves: `Inspected`. Invariant: nothing in them is run, and torch is not imported. A further format is a
+file beside these, and its name in `FORMATS`.
 """
 
-from trimtab.resume.foreign.hf import inspect_hf
-from trimtab.resume.foreign.inspected import Inspected
-from trimtab.resume.foreign.plain_file import inspect_file
+from typing import Final
 
-__all__ = ["Inspected", "inspect_file", "inspect_hf"]
+from trimtab.resume.foreign import hf, plain_file
+from trimtab.resume.foreign.format import Format
+
+FORMATS: Final[tuple[Format, ...]] = (hf.FORMAT, plain_file.FORMAT)
+"""All that this version knows; of several that recognise a path the first one counts."""

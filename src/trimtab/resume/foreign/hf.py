@@ -18,13 +18,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from trimtab.resume.foreign.inspected import Inspected, Progress
+from trimtab.resume.checksum import Progress
+from trimtab.resume.foreign.format import NUMBER, Format
+from trimtab.resume.foreign.inspected import Inspected
 from trimtab.resume.foreign.payload import Unsound, opened, read_json_object
 from trimtab.resume.foreign.safe_names import NUMPY_NAMES, SAFE_NAMES
 from trimtab.resume.foreign.safetensors_file import read_tensor_names
 from trimtab.resume.foreign.torch_file import inspect_torch_file
-from trimtab.resume.parts import ALWAYS, in_order, listed
-from trimtab.text import plain
+from trimtab.resume.parts import ALWAYS, in_order
+from trimtab.text import listed, plain
 
 STATE_NAME: Final = "trainer_state.json"
 
@@ -68,11 +70,12 @@ def part_of_file(name: str) -> str | None:
     return next((part for part, pattern in _NAMES_OF.items() if pattern.fullmatch(name)), None)
 
 
-def inspect_hf(folder: str | os.PathLike[str], *, progress: Progress | None = None) -> Inspected:
+def inspect_hf(folder: str | os.PathLike[str], *, reads: bool = True, progress: Progress | None = None) -> Inspected:
     """Looks at every file of a checkpoint that a resume would read.
 
     Args:
         folder: `checkpoint-<step>`, or a folder of the same layout under another name.
+        reads: Whether they are opened; otherwise their names and sizes are all that is looked at.
         progress: Called now and then with how many more bytes were read.
     """
     place = Path(folder)
@@ -85,8 +88,7 @@ def inspect_hf(folder: str | os.PathLike[str], *, progress: Progress | None = No
         return Inspected(
             parts=(), missing=ALWAYS, problems=(f"{plain(place.name)} holds more than {MAX_FILES:,} files",)
         )
-    look = _Look(place, names, progress=progress)
-    return look.result()
+    return _Look(place, names, reads=reads, progress=progress).result()
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -103,11 +105,13 @@ def _raise(error: OSError) -> None:
 class _Look:
     """One look at a checkpoint: what it finds, file by file."""
 
-    def __init__(self, folder: Path, names: Sequence[str], *, progress: Progress | None) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], *, reads: bool, progress: Progress | None) -> None:
         self._folder = folder
         self._names = names
+        self._reads = reads
         self._progress = progress
         self._problems: list[str] = []
+        self._need_pickle: list[str] = []
         self._notes: list[str] = []
         self._tensors: dict[str, frozenset[str]] = {}
         self._sizes: list[int] = []
@@ -121,7 +125,7 @@ class _Look:
         self._ranks()
         parts = {part for part, pattern in _NAMES_OF.items() if any(map(pattern.fullmatch, self._names))}
         step = _count(state.get("global_step"))
-        if step is not None:
+        if step is not None or (not self._reads and STATE_NAME in self._names):
             parts.add("step")
         loss = _loss(state)
         if loss is not None:
@@ -133,7 +137,8 @@ class _Look:
         return Inspected(
             parts=in_order(parts),
             missing=tuple(part for part in needed if part not in parts),
-            problems=tuple(self._problems),
+            problems=(*self._problems, *self._need_pickle),
+            needs_pickle=bool(self._need_pickle) and not self._problems,
             notes=tuple(self._notes),
             step=None if self._was_renamed else step,
             loss=loss,
@@ -146,6 +151,8 @@ class _Look:
 
     def _state(self) -> Mapping[str, Any]:
         """What `trainer_state.json` holds; an empty mapping, and a problem, where it cannot be taken at its word."""
+        if not self._reads and STATE_NAME in self._names:
+            return {}
         try:
             state = read_json_object(self._folder / STATE_NAME, max_bytes=MAX_JSON_BYTES, loads=json.loads)
         except Unsound as error:
@@ -166,12 +173,15 @@ class _Look:
     def _file(self, name: str) -> None:
         path = self._folder / name
         try:
+            if not self._reads:
+                self._size_alone(name)
+                return
             if name.endswith(".safetensors"):
                 self._tensors[name] = read_tensor_names(path)
             elif name.endswith(_TORCH_SUFFIXES):
                 found = inspect_torch_file(path, allowed=_allowed(name), progress=self._progress)
-                for problem in found.problems:
-                    self._problem(name, problem)
+                problems = self._need_pickle if found.needs_pickle else self._problems
+                problems += [f"{plain(name)} {problem}" for problem in found.problems]
             elif _OTHER_PAYLOAD.fullmatch(name):
                 with opened(path):
                     pass
@@ -183,10 +193,18 @@ class _Look:
         except OSError as error:
             self._problem(name, f"cannot be read ({error.strerror or plain(str(error))})")
 
+    def _size_alone(self, name: str) -> None:
+        is_payload = name.endswith((".safetensors", *_TORCH_SUFFIXES)) or _OTHER_PAYLOAD.fullmatch(name)
+        if is_payload or name == STATE_NAME:
+            size_bytes = (self._folder / name).stat().st_size
+            self._sizes.append(size_bytes)
+            if not size_bytes:
+                self._problem(name, "is empty (0 bytes)")
+
     def _shards(self) -> None:
         """Holds a model in several files against its index, and each shard against the number in its name."""
         present = set(self._names)
-        for name in filter(_INDEX.fullmatch, self._names):
+        for name in filter(_INDEX.fullmatch, self._names if self._reads else ()):
             self._index(name, present=present)
         families: dict[tuple[str, int], set[int]] = {}
         for name in self._names:
@@ -269,3 +287,13 @@ def _loss(state: Mapping[str, Any]) -> float | None:
         if isinstance(loss, float):
             return loss
     return None
+
+
+FORMAT: Final = Format(
+    saver="transformers",
+    kind="folder",
+    pattern=re.compile(rf"checkpoint-{NUMBER}"),
+    expected="checkpoint-<number>",
+    recognises=lambda path: os.path.lexists(path / STATE_NAME),
+    inspect=inspect_hf,
+)

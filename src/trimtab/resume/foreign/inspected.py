@@ -6,11 +6,7 @@ are called and whatever stands in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-Progress = Callable[[int], None]
-"""Called now and then with how many more bytes were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +18,7 @@ class Inspected:
         missing: Parts that a run needs to go on, and that are not there; none of them is a problem of a file.
         problems: What is wrong with the files, a sentence each that begins with the file's name; none where they are
             as sound as can be told.
+        needs_pickle: Whether all of `problems` are that nothing but pickle would load a file: no damage was found.
         notes: What a reader should know, a clause each: what could not be checked, for one.
         step: The step that the files themselves name; None where they name none.
         loss: The loss that they name; None likewise.
@@ -32,6 +29,7 @@ class Inspected:
     parts: tuple[str, ...]
     missing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    needs_pickle: bool = False
     notes: tuple[str, ...] = ()
     step: int | None = None
     loss: float | None = None

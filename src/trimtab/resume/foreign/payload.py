@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trimtab.resume import strict_json
+from trimtab import strict_json
 from trimtab.text import plain
 
 

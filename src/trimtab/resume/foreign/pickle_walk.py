@@ -43,6 +43,10 @@ class BadPickle(Exception):  # noqa: N818 - its text is the end of a sentence: w
     """A pickle that is damaged, or would need more than `weights_only=True` does; the text says why, plain ASCII."""
 
 
+class NeedsPickle(BadPickle):
+    """One that is sound as far as it shows, and that nothing but pickle itself would load."""
+
+
 class Mark(Enum):
     """What stands for an object that is not kept."""
 
@@ -124,7 +128,7 @@ class _Walker:
                 return self._result()
             act = do.get(opcode)
             if act is None:
-                raise BadPickle(f"needs pickle: its opcode {opcode:#04x} is none that weights_only=True loads")
+                raise NeedsPickle(f"needs pickle: its opcode {opcode:#04x} is none that weights_only=True loads")
             act()
             if len(self._stack) + self._num_below > MAX_STACK:
                 raise BadPickle(f"has more than {MAX_STACK:,} objects under way at once")
@@ -248,7 +252,7 @@ class _Walker:
         self._stack.pop()
         called = self._stack.pop()
         if not isinstance(called, _Name):
-            raise BadPickle("needs pickle: it calls what is not named")
+            raise NeedsPickle("needs pickle: it calls what is not named")
         if called.path in ("collections.OrderedDict", "collections.Counter"):
             self._mapping()
         else:

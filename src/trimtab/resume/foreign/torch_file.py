@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from trimtab.resume.foreign.inspected import Progress
+from trimtab.resume.checksum import Progress
 from trimtab.resume.foreign.payload import Unsound, opened
-from trimtab.resume.foreign.pickle_walk import MAX_PICKLE_BYTES, BadPickle, Pickled, walk
+from trimtab.resume.foreign.pickle_walk import MAX_PICKLE_BYTES, BadPickle, NeedsPickle, Pickled, walk
 from trimtab.resume.foreign.zip_archive import BadArchive, Entry, read_entries, read_entry, wrong_checksums
-from trimtab.text import plain
+from trimtab.text import listed, plain
 
 MAX_NAMED: Final = 3
 """Entries or names told of one file."""
@@ -32,10 +32,12 @@ class TorchFile:
     Attributes:
         problems: What is wrong, the end of a sentence each that begins with the file's name; none if nothing is.
         pickled: What its pickle holds; None where it cannot be told.
+        needs_pickle: Whether all that is wrong is that nothing but pickle would load it.
     """
 
     problems: tuple[str, ...]
     pickled: Pickled | None = None
+    needs_pickle: bool = False
 
 
 def inspect_torch_file(path: Path, *, allowed: frozenset[str] | None, progress: Progress | None = None) -> TorchFile:
@@ -54,14 +56,15 @@ def inspect_torch_file(path: Path, *, allowed: frozenset[str] | None, progress: 
                 return TorchFile(damaged)
             pickled = _pickled(file, entries)
     except (Unsound, BadArchive, BadPickle) as error:
-        return TorchFile((str(error),))
-    return TorchFile(tuple(_refusals(pickled, allowed=allowed)), pickled)
+        return TorchFile((str(error),), needs_pickle=isinstance(error, NeedsPickle))
+    refusals = tuple(_refusals(pickled, allowed=allowed))
+    return TorchFile(refusals, pickled, needs_pickle=bool(refusals))
 
 
 def _entries(file: BinaryIO) -> tuple[Entry, ...]:
     start = file.read(len(_ZIP_START))
     if start.startswith(_PICKLE_START):
-        raise BadArchive("needs pickle: it is a bare pickle and no zip archive, as torch.save wrote before 1.6")
+        raise NeedsPickle("needs pickle: it is a bare pickle and no zip archive, as torch.save wrote before 1.6")
     if start != _ZIP_START:
         raise BadArchive("does not begin as a file of torch.save's does")
     return read_entries(file)
@@ -70,8 +73,7 @@ def _entries(file: BinaryIO) -> tuple[Entry, ...]:
 def _damages(file: BinaryIO, entries: tuple[Entry, ...], *, progress: Progress | None) -> Iterator[str]:
     wrong = [plain(entry.name) for entry in wrong_checksums(file, entries, progress=progress)]
     if wrong:
-        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
-        yield f"does not hold the bytes that were saved: the CRC-32 of {', '.join(wrong[:MAX_NAMED])}{more} differs"
+        yield f"does not hold the bytes that were saved: the CRC-32 of {listed(wrong, most=MAX_NAMED)} differs"
 
 
 def _pickled(file: BinaryIO, entries: tuple[Entry, ...]) -> Pickled:
@@ -81,7 +83,7 @@ def _pickled(file: BinaryIO, entries: tuple[Entry, ...]) -> Pickled:
         raise BadArchive(f"has {'no' if not places else 'more than one'} data.pkl, which torch.save writes once")
     folder = places[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in by_name:
-        raise BadArchive("needs pickle: it is a TorchScript archive, which holds code")
+        raise NeedsPickle("needs pickle: it is a TorchScript archive, which holds code")
     entry = by_name[places[0]]
     if entry.size_bytes > MAX_PICKLE_BYTES:
         raise BadPickle(f"has {entry.size_bytes:,} bytes of pickle; more than {MAX_PICKLE_BYTES:,} are not looked at")
@@ -95,5 +97,4 @@ def _pickled(file: BinaryIO, entries: tuple[Entry, ...]) -> Pickled:
 def _refusals(pickled: Pickled, *, allowed: frozenset[str]) -> Iterator[str]:
     unsafe = [plain(name) for name in pickled.names if name not in allowed]
     if unsafe:
-        more = f" and {len(unsafe) - MAX_NAMED} more" if len(unsafe) > MAX_NAMED else ""
-        yield f"needs pickle: {', '.join(unsafe[:MAX_NAMED])}{more}, which weights_only=True does not load"
+        yield f"needs pickle: {listed(unsafe, most=MAX_NAMED)}, which weights_only=True does not load"

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from trimtab.resume.foreign.inspected import Progress
+from trimtab.resume.checksum import Progress
 from trimtab.text import plain
 
 MAX_ENTRIES: Final = 500_000

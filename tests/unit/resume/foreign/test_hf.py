@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trimtab.resume.foreign import inspect_hf
+from trimtab.resume.foreign.hf import inspect_hf
 
 
 def test_a_complete_checkpoint_is_taken(hf_checkpoint):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.resume.foreign import inspect_file
+from trimtab.resume.foreign.plain_file import inspect_file
 
 
 class Runs:
@@ -41,10 +41,10 @@ def test_the_keys_name_the_parts(save, states):
     ("keys", "missing"),
     [
         # as nanoGPT, Lightning, Megatron-LM, PyTorch's tutorial and llm.c's port spell them
-        (["model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"], ("rng",)),
-        (["state_dict", "optimizer_states", "lr_schedulers", "global_step", "loops"], ("rng",)),
+        (["model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"], ()),
+        (["state_dict", "optimizer_states", "lr_schedulers", "global_step", "loops"], ()),
         (["model", "optimizer", "opt_param_scheduler", "iteration", "rng_state", "args"], ()),
-        (["epoch", "model_state_dict", "optimizer_state_dict", "loss"], ("rng",)),
+        (["epoch", "model_state_dict", "optimizer_state_dict", "loss"], ()),
         (["model-state", "OPTIMIZER", "Step", "rng_states"], ()),
     ],
 )
@@ -57,14 +57,22 @@ def test_a_file_without_optimizer_is_refused_with_what_is_missing(save, states):
     # the case of a file with the keys step, model and cfg
     found = inspect_file(save({"step": 300, "model": states["model"], "cfg": {}}))
     assert found.parts == ("model", "step", "config")
-    assert found.missing == ("optimizer", "rng")
-    assert found.notes == ("its keys are step, model, cfg",)
+    assert found.missing == ("optimizer",)
+    assert found.notes == ("its keys are step, model and cfg",)
     assert found.problems == ()
+
+
+def test_without_random_numbers_one_can_go_on_and_not_bit_for_bit(save, states):
+    kept = {name: states[name] for name in ("model", "optimizer")}
+    assert inspect_file(save(kept)).notes == (
+        "it holds no random numbers: a run that goes on from it is not bit-identical to one that went on",
+        "it holds no scheduler: if the run had one, its schedule would begin anew",
+    )
 
 
 def test_the_weights_alone_are_a_model(save, states):
     found = inspect_file(save(states["model"], "weights.pt"))
-    assert (found.parts, found.missing) == (("model",), ("optimizer", "step", "rng"))
+    assert (found.parts, found.missing) == (("model",), ("optimizer", "step"))
 
 
 def test_a_number_in_the_name_is_the_step(save, states):
@@ -168,7 +176,7 @@ def test_a_tensor_without_its_bytes_is_named(save, states):
 @pytest.mark.parametrize("value", [[1, 2], torch.ones(3), "text"])
 def test_what_is_no_mapping_holds_no_part(save, value):
     found = inspect_file(save(value))
-    assert (found.parts, found.missing) == ((), ("model", "optimizer", "step", "rng"))
+    assert (found.parts, found.missing) == ((), ("model", "optimizer", "step"))
     assert found.problems == ()
 
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, TypeGuard
 from trimtab.errors import LogError
 from trimtab.log.foreign.line_blocks import BLOCK_BYTES, line_blocks, without_mark
 from trimtab.log.foreign.steps.cells import as_step
-from trimtab.values import RunHeader
+from trimtab.values import RunHeader, nonfinite_number
 
 VERSION = 1
 INT64 = range(-(2**63), 2**63)
 INT32 = range(2**31)
-NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Batch(NamedTuple):
@@ -142,7 +141,7 @@ def _loss(loss: object) -> float | None:
     if loss is None:
         return math.nan
     if isinstance(loss, str):
-        return NONFINITE.get(loss)
+        return nonfinite_number(loss)
     if not isinstance(loss, int | float) or isinstance(loss, bool):
         return None
     try:

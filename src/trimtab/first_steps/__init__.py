@@ -15,18 +15,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trimtab.first_steps.as_numbers import number_of, remembered
+from trimtab.first_steps.observer import FirstSteps
+from trimtab.first_steps.read_back import read_log
 from trimtab.notices import warn
 from trimtab.recorder import reason_of
-from trimtab.resume.continuity import NUM_REMEMBERED
-from trimtab.resumed.around import Expected, read_log
-from trimtab.resumed.before import Before, number_of, remembered
-from trimtab.resumed.first_steps import FirstSteps
+from trimtab.resume.around import Around
+from trimtab.resume.before import Before
+from trimtab.resume.breaks import NUM_REMEMBERED
 from trimtab.values import StepRow
 
-__all__ = ["Before", "Continuity", "FirstSteps"]
+__all__ = ["Continuity"]
 
 
 class Continuity:
@@ -38,10 +41,12 @@ class Continuity:
 
     Attributes:
         next_lr: Gives the learning rate that the optimizer has now; None where nobody knows.
+        was_rebased: Tells whether another one than the checkpoint's was asked for.
     """
 
     def __init__(self, *, rank: int, clock: Callable[[], float]) -> None:
         self.next_lr: Callable[[], Any] | None = None
+        self.was_rebased: Callable[[], bool] = lambda: False
         self._rank = rank
         self._clock = clock
         self._resumed_from = Before()
@@ -77,7 +82,8 @@ class Continuity:
         self._steps.clear()
         self._first_steps = None
         if watches:
-            self._first_steps = FirstSteps(Expected(step=step, before=before), rank=self._rank, clock=self._clock)
+            around = Around(step=step, before=before, rank=self._rank)
+            self._first_steps = FirstSteps(around, was_rebased=self.was_rebased, clock=self._clock)
 
     def compare_with(self, folder: Path, *, num_rows: int | None, num_ranks: int) -> None:
         """Reads what the log of the run that is gone on with holds around the checkpoint, and compares with that too.
@@ -93,21 +99,15 @@ class Continuity:
         if first_steps is None:
             return
         try:
-            first_steps.expected = read_log(
-                folder, first_steps.expected, rank=self._rank, num_rows=num_rows, num_ranks=num_ranks
-            )
+            first_steps.around = read_log(folder, first_steps.around, num_rows=num_rows, num_ranks=num_ranks)
         except Exception as error:  # noqa: BLE001 - nothing that a log holds is worth a resume
             warn("resume", f"The log in {folder} could not be read: {reason_of(error)}. The rows are not compared.")
+            first_steps.around = replace(first_steps.around, no_rows_because="the log could not be read")
 
     @property
     def first_steps(self) -> FirstSteps | None:
         """What looks at the first steps; None where nothing was resumed."""
         return self._first_steps
-
-    def hear(self, kind: str) -> None:
-        """Hears of an event: after `lr_rebase` another learning rate than the checkpoint's is no finding."""
-        if kind == "lr_rebase" and self._first_steps is not None:
-            self._first_steps.leave_lr_out()
 
     def close(self) -> None:
         """Judges what there is of a run that is not recorded, which ends; may wait for a device."""

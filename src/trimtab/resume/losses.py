@@ -1,49 +1,33 @@
-"""Whether the losses of the first steps after a resume continue those before it; and what a `Break` is.
+"""Whether the losses of the first steps after a resume continue those before it.
 
 Enters: losses before the checkpoint, those of the first steps after it, and, where an earlier attempt of the run went
-past the checkpoint, what that one recorded for the same step. Leaves: a `Break`, or none where the run goes on. Rates
-are judged by `trimtab.resume.rates`, rows by `trimtab.resume.row_order`. Pure: no clock, no file, no log.
+past the checkpoint, what that one recorded for the same step. Leaves: a `Break`, or none where the run goes on. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from trimtab.values import json_number
-
-BreakKind = Literal[
-    "loss_rose",
-    "loss_nonfinite",
-    "loss_dropped",
-    "loss_differs",
-    "all_skipped",
-    "lr_off_by_one",
-    "lr",
-    "rows_replayed",
-    "rows_repeated",
-    "rows_skipped",
-    "rows_differ",
-]
-Severity = Literal["critical", "warning", "notice"]
-
-NUM_JUDGED: Final = 8
-"""First resumed steps that are looked at. On the published curves in `tests/data/curves`, cut after every step, 8 steps
-against the 32 before gave 0 rises and 0 drops in 131,000 cuts where the run went on, one fine-tune aside (see
-`judge_losses`); 4 steps gave 4 and 3."""
-
-NUM_REMEMBERED: Final = 32
-"""Steps before the checkpoint that they are compared with. With 8 behind it a line is so unsure of where it goes that a
-drop must be 5 times the noise to be told; with 32, twice."""
+from trimtab.resume.around import Around, Judged, Seen
+from trimtab.resume.breaks import NUM_REMEMBERED, Break, SeenStep, Severity
+from trimtab.resume.row_order import begins_epoch, same_as_recorded
 
 RISE_SCALES: Final = 6.0
 RISE: Final = 1.2
 CRITICAL_RISE: Final = 1.5
 """A rise is this many scales of the noise, and this many times the loss before; from the last on it is critical. A
 model that was not restored costs 2 to 4 times what it did (0.9, then 2.8)."""
+
+FALL_DEVIATIONS: Final = 4.0
+"""Losses fall clearly where the line through them falls by as many deviations from it."""
+
+NUM_RECENT: Final = 8
+"""Where the losses before were falling, a rise is measured from the last ones: the first of them are still those of a
+model that knows nothing."""
 
 DROP_ERRORS: Final = 4.0
 DROP: Final = 0.9
@@ -65,55 +49,22 @@ _NOISE_FLOOR: Final = 0.02
 _ERROR_FLOOR: Final = 0.01
 
 
-class SeenStep(NamedTuple):
-    """One optimizer step, as the rules look at it.
-
-    Attributes:
-        step: 1-based optimizer step.
-        loss: What the run reported; None where nobody knows it, NaN or infinite as it was.
-        lr: Learning rate of the first parameter group; None where unknown.
-        is_skipped: Whether the guard left out all of it.
-    """
-
-    step: int
-    loss: float | None = None
-    lr: float | None = None
-    is_skipped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Break:
-    """A place where the resumed run does not continue the one before.
-
-    Attributes:
-        kind: What.
-        severity: "critical" (the run is not the one that was saved), "warning", or "notice" (it may be meant so).
-        step: The step at which it shows.
-        text: What is to be said, without a full stop.
-        found: The number that was found, where there is one.
-        expected: The number that would have continued the run, likewise.
-        num_rows: Rows that are skipped or repeated, likewise.
-    """
-
-    kind: BreakKind
-    severity: Severity
-    step: int
-    text: str
-    found: float | None = None
-    expected: float | None = None
-    num_rows: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The facts of the log's event; strict JSON."""
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "step": self.step,
-            "text": self.text,
-            "found": json_number(self.found),
-            "expected": json_number(self.expected),
-            "num_rows": self.num_rows,
-        }
+def judge(around: Around, seen: Seen) -> Judged | None:
+    """Judges the losses of the first steps; on rank 0, or where a rank recorded the same rows before."""
+    # The state is that of rank 0, whose losses it tells; those of the others are in the log alone.
+    steps = [step for step in around.before.steps if step.loss is not None] if around.rank == 0 else []
+    before = [step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)]
+    recorded = _recorded_loss(around) if same_as_recorded(around.rows, seen.rows) else None
+    if around.rank and recorded is None:
+        return None
+    if not any(step.loss is not None or step.is_skipped for step in seen.steps):
+        return Judged("loss", left_out="the resumed steps report none")
+    if not before and recorded is None:
+        return Judged("loss", left_out="none before the checkpoint is known")
+    breaks = judge_losses(before, seen.steps, recorded=recorded, begins_epoch=begins_epoch(around.rows))
+    is_told = bool(breaks) or recorded is not None
+    left_out = None if is_told else _untold(before, seen.steps, from_start=steps[0].step == 1)
+    return Judged("loss", breaks, left_out=left_out)
 
 
 def judge_losses(
@@ -127,10 +78,11 @@ def judge_losses(
 
     Where an earlier attempt recorded the first of these steps, with the same rows, its loss alone decides: the weights
     have not moved yet. Else a rise is the first loss above all those before, and the median of the resumed ones
-    `RISE_SCALES` scales above theirs; a drop is their mean `DROP_ERRORS` standard errors below the line through those
-    before, which may fall and never rises. A scale is 1.4826 times the median absolute deviation, or the deviation from
-    that line, or 2 % of the loss, whichever is most. On published curves cut anywhere no healthy run was called broken,
-    but one of 1,218 steps at the beginnings of its epochs (18 cuts), where its rows have indeed been seen.
+    `RISE_SCALES` scales above theirs; where those before were falling, above the last `NUM_RECENT` of them. A drop is
+    their mean `DROP_ERRORS` standard errors below the line through those before, which may fall and never rises. A
+    scale is 1.4826 times the median absolute deviation, or the deviation from that line, or 2 % of the loss, whichever
+    is most. On published curves cut anywhere, their first steps too, no healthy run was called broken, but one of 1,218
+    steps at the beginnings of its epochs (18 cuts), where its rows have indeed been seen.
 
     Args:
         before: Finite losses before the checkpoint, oldest first; the last `NUM_REMEMBERED` are looked at.
@@ -156,16 +108,21 @@ def judge_losses(
     if recorded is not None and math.isfinite(recorded) and known[0].step == step:
         return _against_recorded(losses[0], recorded, step=step)
     if _has_risen(before, losses):
-        return [_rise(losses[0], before[-1], step=known[0].step, kind="loss_rose")]
+        return [_rise(losses[0], before[-1], step=known[0].step)]
     drop = None if begins_epoch else _drop(before, losses, step=known[0].step)
     return [drop] if drop is not None else []
+
+
+def _recorded_loss(around: Around) -> float | None:
+    first = next((step for step in around.recorded if step.step == around.step), None)
+    return first.loss if first is not None and not first.is_skipped else None
 
 
 def _against_recorded(loss: float, recorded: float, *, step: int) -> list[Break]:
     if abs(loss - recorded) <= SAME_ROWS * abs(recorded):
         return []
     if recorded > 0 and loss >= CRITICAL_RISE * recorded:
-        return [_rise(loss, recorded, step=step, kind="loss_rose", before=f"{recorded:.4g} with the same rows before")]
+        return [_rise(loss, recorded, step=step, before=f"{recorded:.4g} with the same rows before")]
     text = (
         f"first resumed loss {loss:.4g}, and {recorded:.4g} with the same rows before: weights or random numbers "
         "(dropout) are not those of the checkpoint"
@@ -180,17 +137,67 @@ def _has_risen(before: Sequence[float], losses: Sequence[float]) -> bool:
     spread = 1.4826 * median(abs(loss - centre) for loss in before)
     scale = max(spread, _Line.through(before).deviation, _NOISE_FLOOR * abs(centre))
     is_above = losses[0] > max(before) and level > centre + RISE_SCALES * scale
-    return is_above and (centre <= 0 or level > RISE * centre)
+    return (is_above and (centre <= 0 or level > RISE * centre)) or _has_risen_from_falling(before, losses)
 
 
-def _rise(loss: float, last: float, *, step: int, kind: BreakKind, before: str | None = None) -> Break:
+def _has_risen_from_falling(before: Sequence[float], losses: Sequence[float]) -> bool:
+    """Whether the losses have risen above the last ones of a fall, though perhaps not above where it began."""
+    recent = before[-NUM_RECENT:]
+    centre, level = median(recent), median(losses)
+    if not _has_fallen(before) or losses[0] <= max(recent) or level <= RISE * centre:
+        return False
+    # What two losses in a row differ by is noise alone, however steep the fall bends.
+    noise = 1.4826 / math.sqrt(2) * median(abs(after - loss) for loss, after in pairwise(before))
+    scale = max(noise, _Line.through(before[-2 * NUM_RECENT :]).deviation, _NOISE_FLOOR * centre)
+    return level > centre + RISE_SCALES * scale
+
+
+def _has_fallen(before: Sequence[float]) -> bool:
+    """Whether the first quarter of the losses lies clearly above the last ones."""
+    recent = median(before[-NUM_RECENT:])
+    return recent > 0 and _first(before) > RISE * recent
+
+
+def _first(before: Sequence[float]) -> float:
+    return median(before[: max(1, len(before) // 4)])
+
+
+def _untold(before: Sequence[float], resumed: Sequence[SeenStep], *, from_start: bool) -> str | None:
+    """Why losses without a break may yet be those of weights that were not restored; None where they are not.
+
+    An untrained model costs what the run's first steps did; of a run that was falling still, as much as the first of
+    those that are remembered, or more. That the resumed losses are nearer to the last ones tells that they go on.
+
+    Args:
+        before: Finite losses before the checkpoint, oldest first; at least one.
+        resumed: The first steps after it.
+        from_start: Whether `before` begins with the run's first steps.
+    """
+    losses = [seen.loss for seen in resumed if seen.loss is not None and math.isfinite(seen.loss)]
+    if not losses:
+        return None
+    level = median(losses)
+    first, recent = _first(before), median(before[-NUM_RECENT:])
+    has_fallen = False
+    if len(before) >= MIN_HISTORY:
+        line = _Line.through(before)
+        has_fallen = line.slope * (len(before) - 1) < -FALL_DEVIATIONS * line.deviation
+    if from_start:  # a fall bends most there, so its line fits badly; and in a step or two a fresh model has learned
+        level, has_fallen = max(losses[0], level), has_fallen or (len(before) >= MIN_HISTORY and _has_fallen(before))
+    if (has_fallen and level < (first + recent) / 2) or not (has_fallen or from_start):
+        return None
+    beginning = "the run's first losses" if from_start else "the first of those before, which were falling,"
+    return f"{level:.4g} may be that of weights that were not restored: {beginning} were {first:.4g}"
+
+
+def _rise(loss: float, last: float, *, step: int, before: str | None = None) -> Break:
     ratio = loss / last if last > 0 else math.inf
     times = f"first resumed loss {ratio:.1f}x the checkpoint's" if last > 0 else "the first resumed loss is far above"
     text = f"{times} ({loss:.4g}, and {before or f'{last:.4g} before'})"
     if ratio >= CRITICAL_RISE:
         text += ": weights probably not restored"
     severity: Severity = "critical" if ratio >= CRITICAL_RISE else "warning"
-    return Break(kind=kind, severity=severity, step=step, text=text, found=loss, expected=last)
+    return Break(kind="loss_rose", severity=severity, step=step, text=text, found=loss, expected=last)
 
 
 def _drop(before: Sequence[float], losses: Sequence[float], *, step: int) -> Break | None:

@@ -1,23 +1,24 @@
 """Reads back what a rank recorded around a checkpoint, once, before training goes on.
 
-Enters: a run folder, and the step that comes next. Leaves: `Expected`. Invariants: of the rows at most `MAX_ROWS` on
+Enters: a run folder, and the step that comes next. Leaves: `Around`. Invariants: of the rows at most `MAX_ROWS` on
 either side are held, those nearest to the checkpoint; of a log that is too large nothing is read, and that is said.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from trimtab.first_steps.as_numbers import step_of_numbers
 from trimtab.log.columns import RowColumns, StepColumns
 from trimtab.log.run_source import RunSource
 from trimtab.notices import warn
-from trimtab.resume.continuity import SeenStep
-from trimtab.resume.row_order import RowsAround, epoch_begins
-from trimtab.resumed.before import Before, step_of_numbers
+from trimtab.resume.around import Around, RowsAround
+from trimtab.resume.breaks import SeenStep
+from trimtab.resume.row_order import epoch_begins
 
 MAX_ROWS: Final = 1 << 20
 """Rows before the checkpoint that are read back, 8 MiB of them; and as many after it."""
@@ -28,30 +29,12 @@ MAX_LOG_BYTES: Final = 2 << 30
 _STEPS_AT_FIRST: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What the first resumed steps of a rank are compared with.
-
-    Attributes:
-        step: The first of them.
-        before: What the state tells.
-        recorded: Steps after the checkpoint in the attempt that saved it, where that went past it.
-        rows: Rows around the checkpoint, of this rank.
-    """
-
-    step: int
-    before: Before = field(default_factory=Before)
-    recorded: tuple[SeenStep, ...] = ()
-    rows: RowsAround = field(default_factory=RowsAround)
-
-
-def read_log(folder: Path, expected: Expected, *, rank: int, num_rows: int | None, num_ranks: int) -> Expected:
+def read_log(folder: Path, around: Around, *, num_rows: int | None, num_ranks: int) -> Around:
     """Reads back what a rank recorded around a checkpoint.
 
     Args:
         folder: The run folder.
-        expected: What the state tells.
-        rank: Whose records.
+        around: What the state tells, and whose records are read.
         num_rows: Rows of the dataset; None where nobody knows.
         num_ranks: Ranks that train now: where others trained before, each had other rows.
 
@@ -61,26 +44,26 @@ def read_log(folder: Path, expected: Expected, *, rank: int, num_rows: int | Non
     Raises:
         LogError: The log cannot be read.
     """
-    step, before = expected.step, expected.before
+    step, before = around.step, around.before
     if before.attempt is None:
-        return expected
-    source = RunSource(folder, rank=rank)
+        return replace(around, no_rows_because="the run that saved was not recorded")
+    source = RunSource(folder, rank=around.rank)
     if source.size_bytes > MAX_LOG_BYTES:
         warn(
             "resume",
-            f"The log of rank {rank} in {folder} has {source.size_bytes >> 20} MiB, more than is read before training "
-            f"({MAX_LOG_BYTES >> 20} MiB): the rows after the resume are not compared with those before.",
+            f"The log of rank {around.rank} in {folder} has {source.size_bytes >> 20} MiB, more than is read before "
+            f"training ({MAX_LOG_BYTES >> 20} MiB): the rows after the resume are not compared with those before.",
         )
-        return expected
+        return replace(around, no_rows_because="the log is too large to be read before training")
     steps = source.steps_between(step - 1, step + _STEPS_AT_FIRST)
     after = steps.take((steps.step >= step) & (steps.attempt == before.attempt))
-    expected = replace(expected, recorded=_steps_of(after))
+    around = replace(around, recorded=_steps_of(after))
     if num_ranks != before.num_ranks:
-        return expected
+        return replace(around, no_rows_because=f"{before.num_ranks} ranks trained before, and {num_ranks} do now")
     # The step's record is written behind its rows: where it is, they are.
     is_whole = bool(np.any((steps.step == step - 1) & (steps.attempt <= before.attempt)))
     rows = _rows_around(source, step=step, attempt=before.attempt, num_ranks=num_ranks)
-    return replace(expected, rows=replace(rows, to_checkpoint=is_whole, num_rows=num_rows))
+    return replace(around, rows=replace(rows, to_checkpoint=is_whole, num_rows=num_rows))
 
 
 def _steps_of(columns: StepColumns) -> tuple[SeenStep, ...]:

@@ -14,45 +14,43 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.first_steps.as_numbers import has_arrived, seen_step
 from trimtab.notices import say, warn
-from trimtab.resume.continuity import NUM_JUDGED, Break, SeenStep, judge_losses
-from trimtab.resume.rates import judge_lrs
-from trimtab.resume.row_order import RowsAround, begins_epoch, judge_rows, same_as_recorded
-from trimtab.resumed.around import Expected
-from trimtab.resumed.before import has_arrived, seen_step
+from trimtab.resume import losses, rates, row_order
+from trimtab.resume.around import Around, Judged, RowsAround, Seen
+from trimtab.resume.breaks import NUM_JUDGED, SeenStep
 from trimtab.values import Event, MicroBatch, StepRow
 
+CHECKS: Final = (losses.judge, rates.judge, row_order.judge)
+"""What is compared, in the order told."""
+
 _MAX_ROWS: Final = 1 << 16
+_ORDER: Final = ("critical", "warning", "notice")
 
 
 class FirstSteps:
     """Looks at the first steps of a resumed run, and says once what became of it.
 
     Args:
-        expected: What they are compared with.
-        rank: Whose they are.
+        around: What they are compared with.
+        was_rebased: Tells whether another learning rate was asked for; asked when the steps are judged.
         clock: Seconds since the epoch.
 
     Attributes:
-        expected: What they are compared with.
+        around: What they are compared with.
     """
 
-    def __init__(self, expected: Expected, *, rank: int, clock: Callable[[], float]) -> None:
-        self.expected = expected
-        self._rank = rank
+    def __init__(self, around: Around, *, was_rebased: Callable[[], bool], clock: Callable[[], float]) -> None:
+        self.around = around
+        self._was_rebased = was_rebased
         self._clock = clock
-        self._judges_lr = True
         self._is_done = False
         self._steps: list[SeenStep] = []
         self._waiting: list[StepRow] = []
         self._rows: list[NDArray[np.int64]] = []
         self._num_rows = 0
-        self._next_micro: tuple[int, int] | None = (expected.step, 0)
+        self._next_micro: tuple[int, int] | None = (around.step, 0)
         """Place of the micro-batch that comes next; None once one is missing, and no more rows are taken."""
-
-    def leave_lr_out(self) -> None:
-        """Says that another learning rate was asked for."""
-        self._judges_lr = False
 
     def observe(self, items: Sequence[object]) -> list[Event]:
         """Takes what the run recorded; waits for values that are not on the host yet.
@@ -81,7 +79,7 @@ class FirstSteps:
             self.finish()
 
     def finish(self) -> list[Event]:
-        """Judges what there is of a run that ends, or is saved; may wait. Nothing where nothing was seen."""
+        """Judges what there is, as of a run that ends; may wait. Nothing where nothing was seen."""
         if self._is_done:
             return []
         self._steps += map(seen_step, self._waiting)
@@ -90,56 +88,43 @@ class FirstSteps:
 
     def _end(self) -> list[Event]:
         self._is_done = True
-        breaks, compared = self._judge()
-        at = self.expected.step
-        whose = f" of rank {self._rank}" if self.expected.before.num_ranks > 1 else ""
+        judged = self._judge()
+        at = self.around.step
+        breaks = sorted(
+            (found for one in judged for found in one.breaks), key=lambda found: _ORDER.index(found.severity)
+        )
+        whose = f" of rank {self.around.rank}" if self.around.before.num_ranks > 1 else ""
         for found in breaks:
             warn("resume", f"Trimtab, resume at step {at}{whose}: {found.severity}: {found.text}.")
-        if not breaks and compared and self._rank == 0:
-            what = " and ".join([", ".join(compared[:-1]), compared[-1]]) if len(compared) > 1 else compared[0]
-            verb = "continue" if len(compared) > 1 or compared == ["rows"] else "continues"
-            say("resume", f"Trimtab, resume: {what} {verb} what came before step {at}.")
+        compared = [one.what for one in judged if one.left_out is None]
+        left_out = {one.what: one.left_out for one in judged if one.left_out is not None}
+        remarks = [one.remark for one in judged if one.remark is not None]
+        if self.around.rank == 0:
+            goes_on = _continues(compared, step=at) if compared and not breaks else None
+            rest = [*(f"{what} not compared: {why}" for what, why in left_out.items()), *remarks]
+            if goes_on is not None or rest:
+                at_step = "" if goes_on is not None else f" at step {at}"
+                told = "; ".join([*([goes_on] if goes_on is not None else []), *rest])
+                say("resume", f"Trimtab, resume{at_step}: {told}.")
         self._rows.clear()
-        self.expected = replace(self.expected, rows=RowsAround())
+        self.around = replace(self.around, rows=RowsAround())
         if not compared:
             return []
         facts = {
             "num_steps": len(self._steps),
             "compared": compared,
+            "not_compared": left_out,
             "findings": [found.to_dict() for found in breaks],
         }
         return [Event("resume_check", at, self._clock(), facts)]
 
-    def _judge(self) -> tuple[list[Break], list[str]]:
-        """What is broken, worst first, and what was compared."""
-        expected, before = self.expected, self.expected.before
-        resumed = self._steps
-        if resumed[0].step != expected.step:  # a state of another checkpoint than that of the weights: its host says so
-            return [], []
+    def _judge(self) -> list[Judged]:
+        """What each check found, of those that are this rank's."""
+        if self._steps[0].step != self.around.step:  # a state of another checkpoint than the weights': its host says so
+            return []
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, np.int64)
-        found: list[Break] = []
-        compared: list[str] = []
-        # The state is that of rank 0, whose losses it tells; those of the others are in the log alone.
-        losses = [seen.loss for seen in before.steps if seen.loss is not None] if self._rank == 0 else []
-        same_rows = same_as_recorded(expected.rows, rows)
-        recorded = self._recorded_loss() if same_rows else None
-        if any(seen.loss is not None or seen.is_skipped for seen in resumed) and (losses or recorded is not None):
-            compared.append("loss")
-            starts = begins_epoch(expected.rows) if not expected.rows.is_empty else False
-            found += judge_losses(losses, resumed, recorded=recorded, begins_epoch=starts)
-        knows_lr = before.next_lr is not None or len(before.steps) > 2 or bool(expected.recorded)
-        if self._judges_lr and self._rank == 0 and knows_lr and any(seen.lr is not None for seen in resumed):
-            compared.append("learning rate")
-            found += judge_lrs(before.steps, resumed, recorded=expected.recorded, next_lr=before.next_lr)
-        if rows.size and not expected.rows.is_empty:
-            compared.append("rows")
-            found += judge_rows(expected.rows, rows, step=expected.step)
-        order = ("critical", "warning", "notice")
-        return sorted(found, key=lambda entry: order.index(entry.severity)), compared
-
-    def _recorded_loss(self) -> float | None:
-        first = next((seen for seen in self.expected.recorded if seen.step == self.expected.step), None)
-        return first.loss if first is not None and not first.is_skipped else None
+        around, seen = replace(self.around, was_rebased=self._was_rebased()), Seen(steps=tuple(self._steps), rows=rows)
+        return [found for check in CHECKS if (found := check(around, seen)) is not None]
 
     def _take_rows(self, item: MicroBatch) -> None:
         if self._next_micro is None or self._num_rows >= _MAX_ROWS:
@@ -154,3 +139,9 @@ class FirstSteps:
             rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
         self._rows.append(rows)
         self._num_rows += rows.size
+
+
+def _continues(compared: Sequence[str], *, step: int) -> str:
+    what = " and ".join([", ".join(compared[:-1]), compared[-1]]) if len(compared) > 1 else compared[0]
+    verb = "continue" if len(compared) > 1 or compared[0] == "rows" else "continues"
+    return f"{what} {verb} what came before step {step}"

@@ -5,9 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from trimtab.resumed import around
-from trimtab.resumed.around import Expected, read_log
-from trimtab.resumed.before import Before
+from trimtab.first_steps import read_back
+from trimtab.first_steps.read_back import read_log
+from trimtab.resume.around import Around
+from trimtab.resume.before import Before
 from trimtab.run import RunCore
 from trimtab.values import RunHeader
 
@@ -29,9 +30,9 @@ def train(out, rows_of_steps, *, state=None):
     return core.folder, states
 
 
-def read(folder, state, **settings):
-    expected = Expected(step=state["step"], before=Before.from_dict(state["before"]))
-    return read_log(folder, expected, **(dict(rank=0, num_rows=1000, num_ranks=1) | settings))
+def read(folder, state, *, rank=0, num_ranks=1):
+    around = Around(step=state["step"], before=Before.from_dict(state["before"]), rank=rank)
+    return read_log(folder, around, num_rows=1000, num_ranks=num_ranks)
 
 
 def test_the_rows_and_steps_of_the_attempt_that_saved_are_read(tmp_path) -> None:
@@ -52,7 +53,7 @@ def test_the_rows_and_steps_of_the_attempt_that_saved_are_read(tmp_path) -> None
 
 def test_of_a_long_run_the_rows_nearest_to_the_checkpoint_are_held(tmp_path, monkeypatch) -> None:
     folder, states = train(tmp_path, [[step, step + 500] for step in range(300)])
-    monkeypatch.setattr(around, "MAX_ROWS", 50)
+    monkeypatch.setattr(read_back, "MAX_ROWS", 50)
     found = read(folder, states[290])
     assert found.rows.before_steps.tolist() == [step for step in range(265, 290) for _ in range(2)]
     assert found.rows.after_steps.tolist() == [step for step in range(290, 301) for _ in range(2)]
@@ -61,7 +62,7 @@ def test_of_a_long_run_the_rows_nearest_to_the_checkpoint_are_held(tmp_path, mon
 
 def test_a_log_that_is_too_large_is_not_read_and_that_is_said(tmp_path, monkeypatch, caplog) -> None:
     folder, states = train(tmp_path, [[1, 2]] * 3)
-    monkeypatch.setattr(around, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(read_back, "MAX_LOG_BYTES", 10)
     with caplog.at_level(logging.WARNING, logger="trimtab"):
         found = read(folder, states[3])
     assert found.rows.is_empty

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.resume.continuity import NUM_JUDGED, NUM_REMEMBERED, SeenStep, judge_losses
+from trimtab.resume.around import Around, Seen
+from trimtab.resume.before import Before
+from trimtab.resume.breaks import NUM_JUDGED, NUM_REMEMBERED, SeenStep
+from trimtab.resume.losses import judge, judge_losses
 
 CURVES = Path(__file__).parents[2] / "data" / "curves"
 
@@ -118,6 +121,48 @@ def test_a_break_is_strict_json() -> None:
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["found"] == "inf"
 
 
+def around_of(losses, *, first=1):
+    return Around(step=first + len(losses), before=Before(steps=tuple(steps(losses, first=first))))
+
+
+def test_weights_that_are_gone_are_told_though_the_untrained_loss_is_among_those_before() -> None:
+    # given a run that was cut in its first steps, while its loss fell
+    before = [3.72, 3.69, 3.64, 3.5, 3.3, 3.1, 2.9, 2.7, 2.55, 2.4, 2.3, 2.2, 2.1, 2.0, 1.93, 1.87, 1.79, 1.72, 1.66]
+    # then
+    found = judge_losses(before, steps([3.72, 3.69, 3.64, 3.5, 3.3, 3.1, 2.9, 2.7]))
+    assert kinds(found) == [("loss_rose", "critical")]
+    assert judge_losses(before, steps([1.62, 1.7, 1.6, 1.55, 1.58, 1.5, 1.47, 1.45])) == []
+
+
+def test_a_loss_that_cannot_tell_restored_weights_from_others_is_not_said_to_go_on() -> None:
+    # given a run of 12 steps that has hardly begun to fall
+    before = noisy(3.6, 0.1, 12)
+    found = judge(around_of(before), Seen(steps=tuple(steps(noisy(3.55, 0.1, 8, seed=2)))))
+    assert not found.breaks
+    assert "may be that of weights that were not restored: the run's first losses were 3.6" in found.left_out
+    # and one that has fallen, or is long past its first steps
+    fallen = [4 * 0.9**step for step in range(12)]
+    assert judge(around_of(fallen), Seen(steps=tuple(steps([1.1] * 8)))).left_out is None
+    assert judge(around_of(before, first=500), Seen(steps=tuple(steps(noisy(3.55, 0.1, 8))))).left_out is None
+    # and one that falls still, and has come back to where it was, by less than a rise
+    falling = [11 - 0.05 * step for step in range(32)]
+    told = judge(around_of(falling, first=500), Seen(steps=tuple(steps([10.8] * 8))))
+    assert not told.breaks
+    assert "the first of those before, which were falling, were" in told.left_out
+
+
+@pytest.mark.parametrize("name", ["deepseekv3_proxy_moe", "gpt3_15b", "mixtral8x7b_a100", "nanogpt_fp4_932b"])
+def test_an_untrained_model_is_never_said_to_go_on_in_the_first_steps_of_a_published_run(name: str) -> None:
+    losses, told = curve(name), 0
+    for cut in range(1, 64):
+        known = max(0, cut - NUM_REMEMBERED)
+        for num in (1, NUM_JUDGED):
+            found = judge(around_of(losses[known:cut], first=known + 1), Seen(steps=tuple(steps(losses[:num]))))
+            told += bool(found.breaks)
+            assert found.breaks or found.left_out is not None, (cut, num)
+    assert told > 70
+
+
 def curve(name: str) -> list[float]:
     with (CURVES / f"{name}.csv").open() as file:
         # What is "nan" in two of them is no loss of a healthy run: those steps are left out.
@@ -146,8 +191,8 @@ CUTS = {  # cuts of each curve that are called broken, of all there are: (rises,
 def test_published_runs_cut_anywhere_go_on(name: str) -> None:
     losses = curve(name)
     told = {"loss_rose": set(), "loss_dropped": set()}
-    for cut in range(NUM_REMEMBERED, len(losses) - NUM_JUDGED + 1):
-        for found in judge_losses(losses[cut - NUM_REMEMBERED : cut], steps(losses[cut : cut + NUM_JUDGED])):
+    for cut in range(1, len(losses) - NUM_JUDGED + 1):
+        for found in judge_losses(losses[max(0, cut - NUM_REMEMBERED) : cut], steps(losses[cut : cut + NUM_JUDGED])):
             told[found.kind].add(cut)
     assert (len(told["loss_rose"]), len(told["loss_dropped"])) == CUTS[name]
     if name == "alpaca_7b":  # 1,218 steps are three epochs of 406

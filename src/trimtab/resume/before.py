@@ -1,21 +1,17 @@
-"""What a run remembers of its last steps, and what a state tells of them.
+"""What a state tells of the steps before it.
 
-Enters: steps as they are recorded, whose numbers may still be on their way from a device; or an entry of a saved state.
-Leaves: `SeenStep`s, plain numbers. Invariant: a state is refused as a whole before anything of it is taken over.
+Enters: steps as numbers, or an entry of a saved state. Leaves: plain values for a state, or a `Before`. Invariant: a
+state is refused as a whole before anything of it is taken over.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from trimtab.resume.continuity import NUM_REMEMBERED, SeenStep
+from trimtab.resume.breaks import NUM_REMEMBERED, SeenStep
 from trimtab.rules.state import damaged, is_finite, read_count, read_entries
-from trimtab.values import STEP_CODE, StepRow, json_number
-
-_NO_LOSS: Final = frozenset((STEP_CODE["all_skipped"], STEP_CODE["no_tokens"]))
+from trimtab.values import json_number, nonfinite_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,44 +54,12 @@ class Before:
         )
 
 
-def remembered(steps: Iterable[StepRow]) -> tuple[SeenStep, ...]:
-    """The steps as numbers; waits for those that are still on their way from a device."""
-    return tuple(map(seen_step, steps))
-
-
-def seen_step(item: StepRow) -> SeenStep:
-    """The step as numbers; waits for those that are still on their way from a device."""
-    return step_of_numbers(item.step, number_of(item.loss), number_of(item.lr), number_of(item.reason))
-
-
-def step_of_numbers(step: int, loss: float | None, lr: float | None, reason: float | None) -> SeenStep:
-    """The step that these numbers tell of, `reason` being an index into `STEP_REASONS`."""
-    # NaN is what a step without any kept token reports, and what a host does that knows no loss: `reason` tells them
-    # from a model that is broken, whose step is "stepped" or dropped for its norm.
-    has_loss = reason not in _NO_LOSS
-    known_lr = lr if lr is not None and math.isfinite(lr) else None
-    return SeenStep(step, loss if has_loss else None, known_lr, is_skipped=reason == STEP_CODE["all_skipped"])
-
-
-def number_of(value: Any) -> float | None:
-    """A number of whatever kind, waited for; None for what is none: the log refuses it and says so."""
-    try:
-        return None if value is None else float(value)
-    except Exception:  # noqa: BLE001 - whatever a foreign array raises
-        return None
-
-
-def has_arrived(item: StepRow) -> bool:
-    """Whether the numbers of a step can be asked for without waiting."""
-    asks = (getattr(value, "is_ready", None) for value in (item.loss, item.lr, item.reason))
-    return all(is_ready() for is_ready in asks if is_ready is not None)
-
-
 def _saved_step(entry: Any) -> SeenStep:
     if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[3], bool):
         raise damaged("one of the steps before is not a list of step, loss, lr and whether it was skipped")
     step, loss, lr, is_skipped = entry
-    number = float(loss) if loss in ("nan", "inf", "-inf") else _saved_number(loss, name="loss")
+    spelled = nonfinite_number(loss)
+    number = _saved_number(loss, name="loss") if spelled is None else spelled
     return SeenStep(read_count(step, name="step"), number, _saved_number(lr, name="lr"), is_skipped)
 
 
