@@ -22,6 +22,7 @@ from pathlib import Path
 # This process imports nothing heavy: what it holds when it starts another counts as that one's memory.
 
 FLUSH_EVERY = 4_096
+SMALL = 80
 ROWS_A_STEP, COMPARED_ROWS_A_STEP = 8, 50
 TRIMTAB = str(Path(sys.executable).with_name("trimtab"))
 
@@ -50,12 +51,13 @@ def make_log(folder: Path, num_rows: int, rows_a_step: int) -> None:
     assert recorder.num_dropped == 0
 
 
-def read_back(folder: Path, num_rows: int) -> dict[str, float]:
-    """Reads what a run reads that goes on in the middle of the log."""
+def read_back(folder: Path, num_rows: int, *, small: Path) -> dict[str, float]:
+    """Reads what a run reads that goes on in the middle of the log; a small log first, for what is imported then."""
     from trimtab.first_steps.read_back import read_log
     from trimtab.resume.around import Around
     from trimtab.resume.before import Before
 
+    read_log(small, Around(step=2, before=Before(attempt=1)), num_rows=SMALL, num_ranks=1)
     around = Around(step=num_rows // ROWS_A_STEP // 2 + 1, before=Before(attempt=1))
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before, cpu = resident("VmRSS"), time.process_time()
@@ -97,16 +99,18 @@ def main() -> None:
         if name == "make":
             make_log(Path(folder), *map(int, numbers))
         else:
-            print(json.dumps(read_back(Path(folder), int(numbers[0]))))
+            print(json.dumps(read_back(Path(folder), int(numbers[0]), small=Path(numbers[1]))))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        long, *pair = (Path(temporary, name) for name in ("long", "a", "b"))
+        small, long, *pair = (Path(temporary, name) for name in ("small", "long", "a", "b"))
+        of_its_own("make", small, SMALL, ROWS_A_STEP)
         of_its_own("make", long, args.rows, ROWS_A_STEP)
         for folder in pair:
             of_its_own("make", folder, args.compared_rows, COMPARED_ROWS_A_STEP)
         of_read_back, of_compare = [], []
         for _ in range(args.repeats):
-            of_read_back.append(json.loads(of_its_own("read back", long / "trimtab" / "bench", args.rows)))
+            runs = [folder / "trimtab" / "bench" for folder in (long, small)]
+            of_read_back.append(json.loads(of_its_own("read back", runs[0], args.rows, runs[1])))
             of_compare.append(compare(pair))
     found = {"rows": args.rows, "compared_rows": args.compared_rows, "python": platform.python_version()}
     print("| what | CPU s | peak MB |\n| --- | --- | --- |")

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from trimtab.checkpoint import Checkpointer
+from trimtab.errors import CheckpointError
+from trimtab.torch.checkpoint_ranks import RanksTogether
 
 Training = runpy.run_path(str(Path(__file__).with_name("small_training.py")))["Training"]
 Faulty = runpy.run_path(str(Path(__file__).parents[1] / "faulty_disk.py"))["Faulty"]
@@ -22,6 +24,20 @@ def save(folder: Path, step: int, *, disk: Any = None) -> Any:
     torch.manual_seed(10 * step + dist.get_rank())
     settings = {} if disk is None else {"disk": disk}
     return training.save(Checkpointer(folder, keep=1, run_id="a", **settings))
+
+
+def of_all_where_one_fails(rank: int) -> str:
+    """What a rank hears where one of them could not do its part."""
+
+    def make() -> int:
+        if dist.get_rank() == rank:
+            raise OSError("planted")
+        return dist.get_rank()
+
+    try:
+        return str(RanksTogether(None).of_all(make))
+    except CheckpointError as error:
+        return str(error)
 
 
 def prepare(folder: str) -> None:

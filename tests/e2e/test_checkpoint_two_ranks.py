@@ -16,6 +16,11 @@ def pair(rank_pair):
     return rank_pair(WORKER)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_could_not_do_both_hear_in_the_same_words(pair, rank):
+    assert pair.call("of_all_where_one_fails", rank=rank) == [f"rank {rank}: OSError: planted"] * 2
+
+
 @pytest.mark.parametrize(
     ("rank", "every"), [(1, 9), *(pytest.param(rank, 4, marks=pytest.mark.long) for rank in (0, 1))]
 )

@@ -184,7 +184,7 @@ def _untold(before: Sequence[float], resumed: Sequence[SeenStep], *, from_start:
         has_fallen = line.slope * (len(before) - 1) < -FALL_DEVIATIONS * line.deviation
     if from_start:  # a fall bends most there, so its line fits badly; and in a step or two a fresh model has learned
         level, has_fallen = max(losses[0], level), has_fallen or (len(before) >= MIN_HISTORY and _has_fallen(before))
-    if (has_fallen and level < (first + recent) / 2) or not (has_fallen or from_start):
+    if not (has_fallen or from_start) or level < ((first + recent) / 2 if has_fallen else first / RISE):
         return None
     beginning = "the run's first losses" if from_start else "the first of those before, which were falling,"
     return f"{level:.4g} may be that of weights that were not restored: {beginning} were {first:.4g}"

@@ -69,8 +69,8 @@ def test_what_is_left_out_is_named_with_its_reason(caplog) -> None:
     assert watching(before=Before()).observe(steps(NUM_JUDGED)) == []
     assert caplog.messages == [
         "Trimtab, resume at step 61: loss not compared: none before the checkpoint is known; learning rate not "
-        "compared: those before the checkpoint are not known; rows not compared: there is no log of the steps before "
-        "the checkpoint."
+        "compared: those before the checkpoint are not known; rows not compared: no log holds the steps before the "
+        "checkpoint."
     ]
 
 
