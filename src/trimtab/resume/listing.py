@@ -146,6 +146,10 @@ def no_manifest(folder: Path) -> str:
             there = sorted(entry.name for entry in entries)
     except OSError as error:
         return f"cannot be listed ({error.strerror})"
+    inside = [name for name in there if named(folder / name) is not None]
+    if inside:
+        held = listed(map(plain, inside), most=MAX_NAMED)
+        return f"holds checkpoints and is none itself ({held}): pick finds the right one among them, or name one"
     held = listed(map(plain, there), most=MAX_NAMED) if there else "nothing"
     return f"no {MANIFEST_NAME}, which a save writes last; it holds {held}"
 

@@ -86,6 +86,8 @@ def begin_anew(source: Source, goals: Goals, *, ranks: RanksTogether) -> Resumed
     )
     if ranks.is_first:
         say(_LOG, remark)
+        for earlier in source.remarks:
+            warn(_LOG, earlier)
     return Resumed(path=source.path, step=0, started_fresh=True, remarks=(*source.remarks, remark))
 
 

@@ -69,6 +69,11 @@ class Goals:
     def alike(self, which: CheckpointInfo | str | os.PathLike[str]) -> dict[str, object]:
         """What has to be the same on every rank, by what to call it."""
         path = which.path if isinstance(which, CheckpointInfo) else which
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(
+                f"load takes what pick() gave, or the path of a checkpoint, found a {type(path).__name__}: for a step "
+                "pass its path, as in load(checkpoints.folder / 'step_500')."
+            )
         parts = [part.name for part in fields(self) if part.name != "lr" and getattr(self, part.name) is not None]
         return {
             "the checkpoint": plain(os.path.abspath(path)),

@@ -300,7 +300,7 @@ def _number(value: Any, *, name: str) -> float:
     try:
         if isinstance(value, (bool, str)):
             raise TypeError("no number")
-        return float(value)
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{name} is a {type(value).__name__} ({error}): pass one number, as it was logged.") from error
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from trimtab.errors import CheckpointError
-from trimtab.notices import warn
 from trimtab.resume.examine import Examined
 from trimtab.resume.foreign.zip_archive import BadArchive, read_entries
 from trimtab.resume.info import CheckpointInfo
@@ -30,8 +29,6 @@ from trimtab.torch.checkpoint_parts import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE,
 from trimtab.torch.checkpoint_ranks import spelled_error
 from trimtab.torch.health import Nonfinite, nonfinite_from_state
 from trimtab.torch.plain_tree import refuse_grown
-
-_LOG: Final = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +133,11 @@ def find_source(info_or_path: CheckpointInfo | str | os.PathLike[str], *, is_fre
         raise CheckpointError(f"{where}: holds no model. {_instead(path, info.run_id)}")
     if not is_named:
         _refuse_unhealthy(info)  # another save may have taken its place since
-    elif info.healthy is False:
-        warn(_LOG, f"{where} is not healthy, and was named: it is loaded all the same.")
-    return _source(path, found, is_fresh=is_fresh)
+    source = _source(path, found, is_fresh=is_fresh)
+    if info.healthy is False:
+        named = f"{where} is not healthy, and was named: it is loaded all the same"
+        source = replace(source, remarks=(*source.remarks, named))
+    return source
 
 
 def saved_baseline(infos: Iterable[CheckpointInfo], *, run_id: str) -> dict[str, Nonfinite] | None:

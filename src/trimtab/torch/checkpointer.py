@@ -3,7 +3,7 @@
 Enters: model, optimizer and what belongs to them, once a save; a checkpoint, once a resume. Leaves: folders
 `step_<number>` that hold to their manifests, and a training that goes on as if it had not been interrupted. Invariants:
 what was saved before a save begins still loads wherever that is killed; a save that fails does not end the training; a
-load that is refused leaves model, optimizer and random numbers as they were.
+load that is refused leaves everything as it was on every rank, or names what it could not put back.
 
 Among several ranks every call is made on all of them, in the same order. Rank 0 decides (which checkpoint, whether one
 is whole, what is deleted); all ranks go on alike or raise the same error. A rank that is lost holds the others until

@@ -6,8 +6,8 @@
     Loaded.take_back  what stood in the model before
 
 Enters: a checkpoint, a model in any layout, its optimizer. Leaves: their state as it was saved, bit for bit.
-Invariants: nothing is changed before all was read and found to fit; no collective is called; no rank keeps more than it
-trains with.
+Invariants: nothing is changed before all was read and found to fit; no collective is called; no rank keeps more than
+its own part.
 """
 
 from __future__ import annotations

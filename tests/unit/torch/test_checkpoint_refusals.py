@@ -113,7 +113,10 @@ def test_where_no_other_is_left_that_is_said(checkpoints):
 
 def test_a_path_where_nothing_is_and_the_folder_of_all_are_refused(checkpoints):
     assert "nothing is there" in refused(checkpoints, checkpoints.folder / "step_7", made())
-    assert refused(checkpoints, checkpoints.folder, made())
+    message = refused(checkpoints, checkpoints.folder, made())
+    assert "holds checkpoints and is none itself (step_1 and step_2)" in message
+    with pytest.raises(UsageError, match="found a int: for a step pass its path"):
+        checkpoints.load(2, **made())
 
 
 # Health.
@@ -129,8 +132,11 @@ def test_an_unhealthy_one_is_refused_with_the_last_healthy_one_named_unless_it_i
     assert "step_3: is not healthy: model's 0.bias: 1 entry" in message
     assert f"The last healthy one is {checkpoints.folder / 'step_2'}" in message
 
-    assert checkpoints.load(info.path, **made()).step == 3
-    assert "step_3 is not healthy, and was named: it is loaded all the same." in caplog.text
+    resumed = checkpoints.load(info.path, **made())
+    assert resumed.step == 3
+    [remark] = resumed.remarks
+    assert remark.endswith("step_3 is not healthy, and was named: it is loaded all the same")
+    assert "step_3 is not healthy, and was named: it is loaded all the same" in caplog.text
     assert checkpoints.load(checkpoints.pick(healthy=True), **made()).step == 2
 
 

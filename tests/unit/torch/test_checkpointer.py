@@ -181,6 +181,11 @@ def test_a_loss_is_exactly_the_one_that_was_logged(loss, tmp_path):
     assert [value.hex() for value in (result.loss, info.loss)] == [loss.hex()] * 2
 
 
+def test_a_loss_with_its_graph_is_saved_without_a_warning(tmp_path):
+    _, checkpoints = saved(tmp_path, loss=torch.tensor(2.5, requires_grad=True) * 1)
+    assert checkpoints.pick().loss == 2.5
+
+
 def test_parts_are_those_that_the_run_has(tmp_path):
     training = Training()
     training.train()
