@@ -44,7 +44,8 @@ def find_places(place: Path) -> Places:
     """
     if _is_checkpoint(place):
         raise CheckpointError(
-            f"{place} is a checkpoint itself. List the folder that holds it, or check it with: trimtab ckpt verify PATH"
+            f"{plain(str(place))} is a checkpoint itself. List the folder that holds it, or check it with: "
+            "trimtab ckpt verify PATH"
         )
     here = scan(place)
     if here.found:
@@ -91,7 +92,7 @@ def one_folder(place: Path) -> tuple[Path, Entries, list[str]]:
     if len(folders) > 1:
         names = ", ".join(plain(str(folder)) for folder in folders[:5]) + (", ..." if len(folders) > 5 else "")
         raise CheckpointError(
-            f"{place} holds no checkpoint itself, and {len(folders)} folders in it do. Name one: {names}"
+            f"{plain(str(place))} holds no checkpoint itself, and {len(folders)} folders in it do. Name one: {names}"
         )
     folder = folders[0]
     notices = [f"{plain(entry.path.name)} was not looked into: {entry.reason}" for entry in places.passed_over]
@@ -113,8 +114,8 @@ def checkpoints_at(place: Path) -> tuple[list[Path], tuple[Ignored, ...]]:
     found = [info.path for infos in listed for info in infos]
     if not found:
         raise CheckpointError(
-            f"{place} holds no checkpoint, expected step_500, checkpoint-500 or a file step_500.pt. Name another "
-            "folder; trimtab ckpt ls PATH says what stands in one"
+            f"{plain(str(place))} holds no checkpoint, expected step_500, checkpoint-500 or a file step_500.pt. Name "
+            "another folder; trimtab ckpt ls PATH says what stands in one"
         )
     return found, places.passed_over
 

@@ -88,6 +88,7 @@ class TrainerSaving:
                 return
             state = state_of_run()  # what it may raise leaves no half of a checkpoint
             because = self._unhealthy_because()
+            self._rotation.restore()  # training_args.bin holds the limit that the user has set
             save_model(*args, **kwargs)
             self._begun = _Begun(folder, because)
             self._rotation.before_rotation(folder, healthy=not because)

@@ -65,6 +65,8 @@ class Looks:
 
     def _keep(self, path: Path, stamp: _Stamp, found: Examined) -> None:
         if found.manifest is not None and not found.problems and not found.info.missing:
+            # Of what a rotation has deleted since nobody asks again.
+            self._found = {earlier: look for earlier, look in self._found.items() if earlier.exists()}
             self._found[path] = (stamp, found)
 
 

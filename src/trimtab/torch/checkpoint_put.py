@@ -50,8 +50,7 @@ def put_all(plan: Plan, goals: Goals, *, source: Source, ranks: RanksTogether) -
     try:
         for stage in (_put_training, _put_run, _put_data):
             ranks.of_all(partial(put, stage))
-        if plan.rng is not None:
-            plan.rng.restore()
+        ranks.of_all(plan.rng.restore if plan.rng is not None else lambda: None)
     except BaseException as error:  # noqa: BLE001 - `_refuse` raises it again
         _refuse(error, left=before.put_back(), source=source, ranks=ranks)
 

@@ -124,6 +124,11 @@ class Saver:
 
         return finish
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run has saved or gone on here: weights that are loaded now, of a teacher say, begin no other."""
+        return self._has_saved or self.resumed_from is not None
+
     # On rank 0.
 
     def _begin_draft(self, given: Given, found: dict[str, Nonfinite], drafts: list[Draft]) -> _Begun:

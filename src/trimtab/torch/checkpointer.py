@@ -279,7 +279,8 @@ class Checkpointer:
         source, serial = self._ranks.from_first(lambda: self._find(info_or_path, is_fresh=optimizer is None))
         if optimizer is None:
             resumed = begin_anew(source, goals, ranks=self._ranks)
-            self._saver.resumed_from = ResumedFrom(step=resumed.step, serial=serial)
+            if not self._saver.has_begun:
+                self._saver.resumed_from = ResumedFrom(step=resumed.step, serial=serial)
             return resumed
         resumed, baseline = go_on(source, goals, ranks=self._ranks)
         self._saver.resumed_from = ResumedFrom(step=resumed.step, serial=serial)

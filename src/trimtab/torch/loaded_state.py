@@ -92,6 +92,7 @@ class Loaded:
         Returns:
             Whether the model's state is what it was: its extra states are its own to take back, and may refuse.
         """
+        put = dict(self._put)
         with torch.no_grad():
             # Tied weights were exchanged twice.
             while self._put:
@@ -100,10 +101,17 @@ class Loaded:
         if self._extra_before is None:
             return True
         inside = module_inside(self.model)
-        with suppress(Exception):  # what refused the load may refuse this too; what counts is what the model then shows
-            inside.load_state_dict({**inside.state_dict(), **copy.deepcopy(self._extra_before)})
         now = inside.state_dict()
-        return all(is_same(now.get(name), value) for name, value in self._extra_before.items())
+        # A model whose state is made of copies holds what its own load has put in: only that can take it out.
+        copies = {
+            name: self.weights[bare_name(name)]
+            for name, value in now.items()
+            if bare_name(name) in put and placed(value).local.data_ptr() != put[bare_name(name)].data_ptr()
+        }
+        with suppress(Exception):  # what refused the load may refuse this too; what counts is what the model then shows
+            inside.load_state_dict({**now, **copies, **copy.deepcopy(self._extra_before)})
+        now = inside.state_dict()
+        return all(is_same(now.get(name), value) for name, value in {**copies, **self._extra_before}.items())
 
     def _exchange(self, name: str, local: torch.Tensor) -> None:
         before = local.to("cpu", copy=True)

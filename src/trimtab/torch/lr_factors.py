@@ -28,6 +28,9 @@ _OF_LIBRARY: Final = (_BASE, "min_lr_rate")
 _FLOOR_WORDS: Final = re.compile(r"(^|[^a-z])(lr|base|end)([^a-z]|$)|min|floor|final")
 """In the name of a number: that it may be a rate, or a floor as a part of one."""
 
+_COUNT_WORDS: Final = re.compile(r"step|warm|epoch|total|iter")
+"""In the name of a number: that it counts, and is 1 over a rate by chance: a warm-up of 1,000 steps at 1e-3."""
+
 _AFRESH: Final = "build the optimizer and the scheduler at the new rate, load their states, then ask for it"
 _AS_NUMBERS: Final = "Give it the numbers that it needs, and build it at the new rate"
 _AS_FUNCTION: Final = "Make the factor a function, which no state changes, and build it at the new rate"
@@ -66,9 +69,12 @@ def why_not_afresh(factors: Iterable[Callable[..., Any]], *, rates: Rates) -> st
         built_at = held.numbers.get(_BASE, rates.built_at)
         of_old, of_new = (_made_of(held, wanted) if is_other else [] for wanted in (rates.old, rates.new))
         is_anew = same_rate(built_at, new) or (bool(of_new) and _BASE not in held.numbers)
+        if same_rate(built_at, new):
+            # Built at the new rate, what only happens to be the old one (a decay of 0.1 a time, say) is no floor.
+            of_old = [name for name in of_old if _is_called_as_a_floor(name)]
         suspects = [*of_old, *([] if is_anew else _floors(held))]
         if suspects:
-            built_at = held.numbers[of_old[0]] if of_old else built_at
+            built_at = rates.old[0] if of_old else built_at
             advice = f". {_AS_FUNCTION}" if held.restored.intersection(suspects) else f": {_AFRESH}"
             named = _spelled(held, [*suspects, *_floors(held)])
             return f"holds a floor ({named}) made for a learning rate of {built_at:.6g}{advice}"
@@ -107,17 +113,20 @@ def _made_of(held: Held, rates: Iterable[float]) -> list[str]:
         name
         for name in names
         for rate in [rate for rate in rates if rate]
-        if same_rate(held.numbers[name], rate) or same_rate(held.numbers[name] * rate, 1.0)
+        if same_rate(held.numbers[name], rate)
+        or (same_rate(held.numbers[name] * rate, 1.0) and not _COUNT_WORDS.search(name.rpartition(".")[2].lower()))
     ]
 
 
 def _floors(held: Held) -> list[str]:
     """The names of numbers that are called as a rate or a floor is, and can be one."""
     return [
-        name
-        for name, value in held.numbers.items()
-        if name == _BASE or (0 < value < 1 and _FLOOR_WORDS.search(name.rpartition(".")[2].lower()))
+        name for name, value in held.numbers.items() if name == _BASE or (0 < value < 1 and _is_called_as_a_floor(name))
     ]
+
+
+def _is_called_as_a_floor(name: str) -> bool:
+    return _FLOOR_WORDS.search(name.rpartition(".")[2].lower()) is not None
 
 
 def _shares(held: Held) -> list[str]:

@@ -161,7 +161,8 @@ class _Walk:
                 attributes[slot] = getattr(value, slot, None)
         for key, attribute in attributes.items():
             if names is None or key in wanted:
-                self.look(attribute, name=_inside(name, key), names=names, is_restored=is_restored)
+                reach = None if names is None else frozenset(wanted)
+                self.look(attribute, name=_inside(name, key), names=reach, is_restored=is_restored)
         for key, member in of_class.items():
             member = member.fget if isinstance(member, property) else member
             if key not in attributes and isinstance(member, numbers.Number | FunctionType):

@@ -231,3 +231,26 @@ def test_a_loader_that_refuses_its_position_is_named_and_the_rest_is_back(tmp_pa
 def test_another_model_is_called_another_model_and_not_another_optimizer(checkpoints):
     message = refused(checkpoints, made(1, nn.Linear(3, 3)))
     assert "it is not of this model" in message
+
+
+class _Copies(nn.Linear):
+    """A model whose state is made of copies."""
+
+    def state_dict(self, *args, **kwargs):
+        return {name: value.clone() for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+class _Refuses:
+    def state_dict(self):
+        return {"row": 3}
+
+    def load_state_dict(self, state):
+        raise ValueError("of another loader")
+
+
+def test_a_model_whose_state_is_made_of_copies_gets_its_weights_back(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, **made(0, _Copies(3, 3)), data={"row": 3})
+    parts = made(1, _Copies(3, 3))
+    message = refused(checkpoints, parts, data=_Refuses())
+    assert "data may be half loaded" in message

@@ -395,7 +395,6 @@ class Opaque:
         ({"optimizer": 3}, "optimizer is a int"),
         ({"model": nn.Linear(3, 1, device="meta")}, "on the meta device"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_loaded_back_is_refused_before_anything_is_written(more, where, tmp_path):
     with pytest.raises(UsageError, match=where):

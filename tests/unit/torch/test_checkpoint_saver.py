@@ -13,6 +13,7 @@ from trimtab.checkpoint import Checkpointer
 from trimtab.errors import CheckpointError
 from trimtab.resume import checksum
 from trimtab.resume.disk_changes import Disk
+from trimtab.resume.listing import list_checkpoints
 from trimtab.resume.manifest import ResumedFrom, read_manifest
 
 
@@ -56,6 +57,18 @@ def read(monkeypatch):
 
 
 # What is deleted.
+
+
+def test_weights_that_a_run_loads_on_its_way_leave_none_of_its_checkpoints_behind(parts, tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=5)
+    for step in (100, 200, 300, 400, 500):
+        checkpoints.save(step, **parts)
+    checkpoints.load(tmp_path / "step_300", model=nn.Linear(3, 2))  # a teacher, say
+
+    checkpoints.save(600, **parts)
+
+    assert names(tmp_path) == ["step_200", "step_300", "step_400", "step_500", "step_600"]
+    assert not any(info.abandoned for info in list_checkpoints(tmp_path))
 
 
 def test_a_damaged_one_is_not_kept_in_the_place_of_the_last_healthy_one(parts, tmp_path, caplog):

@@ -222,6 +222,45 @@ def test_an_object_that_holds_whole_numbers_alone_goes_with_the_rate():
     assert found[0].param_groups[0]["lr"] == pytest.approx(NEW * 0.99**20, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (lambda lr, gamma=0.1: lambda step: gamma ** (step // 30), 0.1, 0.05),
+        (lambda lr, warmup=0.1 * 10_000: lambda step: min(1, (step + 1) / warmup), 1e-3, 5e-4),
+    ],
+    ids=["a decay that is the old rate", "a warm-up as long as 1 over it"],
+)
+def test_a_number_that_is_the_old_rate_by_chance_is_no_floor_where_the_rate_is_new(make, old, new):
+    # given
+    (saved, found, wanted) = (build(make, lr) for lr in (old, new, new))
+    advance(*saved, 40)
+    advance(*wanted, 40)
+    for part, other in zip(found, saved, strict=True):
+        part.load_state_dict(copy.deepcopy(other.state_dict()))
+    # when
+    rebase_lr(*found, new)
+    # then
+    assert found[0].param_groups[0]["lr"] == pytest.approx(wanted[0].param_groups[0]["lr"], rel=1e-12)
+
+
+class _Trainer:
+    """Settings, and a factor that reads them two methods away."""
+
+    def __init__(self, lr):
+        self.cfg = types.SimpleNamespace(lr=lr, floor=FLOOR)
+
+    def factor(self, step):
+        return self._cosine(step)
+
+    def _cosine(self, step):
+        return max(self.cfg.floor / self.cfg.lr, cosine(step))
+
+
+@pytest.mark.parametrize("make", [lambda lr: _Trainer(OLD).factor, lambda lr: _Trainer(OLD)._cosine])
+def test_what_a_method_reads_through_another_one_is_looked_at(make):
+    assert "cfg.lr=0.0005" in refusal(*resumed(make, at=95))
+
+
 RATE = OLD
 
 

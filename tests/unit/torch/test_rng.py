@@ -73,7 +73,6 @@ def damaged(name, value):
         damaged("cuda", [3]),
         damaged("cuda", 7),
     ],
-    ids=repr,
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state):
     before = rng_state()
