@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from trimtab.torch.lr_reach import Held, held_by
@@ -100,7 +101,8 @@ def _held(factor: Callable[..., Any]) -> Held:
     """What a factor holds, without what is known to be no matter."""
     found = held_by(factor)
     if found.is_of_library:
-        found = Held({name: value for name, value in found.numbers.items() if name in _OF_LIBRARY}, is_of_library=True)
+        of_rates = {name: value for name, value in found.numbers.items() if name in _OF_LIBRARY}
+        found = replace(found, numbers=of_rates)
     if found.ends_at_zero:
         found.numbers.pop(_BASE, None)
     return found

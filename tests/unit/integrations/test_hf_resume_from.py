@@ -295,9 +295,7 @@ def rates(trainer):
     return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
 
 
-@pytest.mark.parametrize(
-    "kind", ["cosine", *(pytest.param(kind, marks=pytest.mark.long) for kind in FURTHER_SCHEDULES)]
-)
+@pytest.mark.parametrize("kind", ["cosine", *FURTHER_SCHEDULES])
 def test_the_rate_on_resume_is_that_of_a_training_that_had_it_from_the_start(bench, out, resume, said, kind):
     # given the same schedule at 3e-4, and at 1e-3 up to a checkpoint
     args = dict(lr_scheduler_type=kind, num_train_epochs=3, warmup_steps=3)
