@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from trimtab.log.reader import Log as Log
     from trimtab.log.reader import open_log as open_log
     from trimtab.log.table import Table as Table
+    from trimtab.rules.watch_config import WatchConfig as WatchConfig
     from trimtab.torch.kits import LossKit as LossKit
     from trimtab.torch.kits import TokenNormedLossKit as TokenNormedLossKit
     from trimtab.torch.outcome import WindowResult as WindowResult
     from trimtab.torch.run import Run as Run
     from trimtab.values import Verdict as Verdict
+    from trimtab.watched import WatchFinding as WatchFinding
 
 __version__ = "0.1.0"
 
@@ -62,6 +64,8 @@ _HOMES = {
     "TrimtabWarning": "trimtab.errors",
     "UsageError": "trimtab.errors",
     "Verdict": "trimtab.values",
+    "WatchConfig": "trimtab.rules.watch_config",
+    "WatchFinding": "trimtab.watched",
     "WindowResult": "trimtab.torch.outcome",
     "attach": "trimtab.integrations.attach",
     "calibrate": "trimtab.calibration.calibrate",

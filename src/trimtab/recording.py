@@ -129,7 +129,7 @@ class Recording:
             run_id: An existing run of `out` to continue as its next attempt, or a name for a new one.
             record: False: no folder, no registry entry, no thread.
             clock: Seconds since the epoch.
-            rule: The rule of the run's guard, for the line that says where the run is recorded; None: no guard.
+            rule: Of the run's guard, for the line that says where it is recorded; None: no guard.
             meeting: Where the ranks of this run meet; None: this process is the only one.
             patience_s: Seconds that `close` waits at most for a word of rank 0, on a rank that has not heard of it.
 
@@ -150,7 +150,7 @@ class Recording:
         self._clock = clock
         self._rule = rule
         self._recorder: Recorder | None = None
-        self._observer: Observer | None = None
+        self._observers: tuple[Observer, ...] = ()
         self._folder: RunFolder | None = None
         self._meeting = meeting
         self._rank = meeting.rank if meeting is not None else 0
@@ -205,9 +205,14 @@ class Recording:
                 warn("run", f"Run {saved_id} of the checkpoint is not under {self._out}: a new run is begun.")
         return path if is_there and self.is_on else None
 
-    def observe_by(self, observer: Observer | None) -> None:
-        """Shows what will be recorded to an observer, in the recorder's thread; belongs before the first `put`."""
-        self._observer = observer
+    def observe_by(self, *observers: Observer) -> None:
+        """Shows what will be recorded to these, in the recorder's thread; belongs before the first `put`."""
+        self._observers = observers
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether what is put comes to the observers; not where a disk has failed, or nothing is recorded."""
+        return self.is_on and (self._recorder is None or self._recorder.off_reason is None)
 
     def put(self, item: MicroBatch | RowIds | StepRow | Event, *, step: int) -> None:
         """Hands an item to the recorder; nothing happens while recording is off. Never raises.
@@ -234,8 +239,8 @@ class Recording:
         elif self.is_on:
             self._unwritten.put(item)
 
-    def event(self, kind: str, facts: Mapping[str, Any], *, step: int, of_step: int | None = None) -> None:
-        """Records that something happened. Never raises.
+    def event(self, kind: str, facts: Mapping[str, Any], *, step: int, of_step: int | None = None) -> Event:
+        """Records that something happened, and gives what is recorded, or would be. Never raises.
 
         Args:
             kind: What.
@@ -243,15 +248,13 @@ class Recording:
             step: The step in which the run is.
             of_step: The step that it happened in, where that is another one.
         """
+        event = Event(kind, step if of_step is None else of_step, self._clock(), _snapshot(facts))
         if self.is_on:
-            happened = step if of_step is None else of_step
-            self.put(Event(kind, happened, self._clock(), _snapshot(facts)), step=step)
+            self.put(event, step=step)
+        return event
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Waits until everything handed over is on disk; False if it took longer than `timeout_s`.
-
-        False, and at once, on a rank that has not heard yet where to write it.
-        """
+        """Waits until all is on disk; False if it took too long, or at once where a rank has not heard yet where to."""
         return self._recorder.flush(timeout_s) if self._recorder is not None else not len(self._unwritten)
 
     def close(self, *, reason: str, step: int) -> bool:
@@ -303,7 +306,7 @@ class Recording:
                 self._folder = continue_run(self._out, run_id, header)
             else:
                 self._folder = create_run(self._out, header)
-            recorder = Recorder(self._folder, observer=self._observer)
+            recorder = Recorder(self._folder, observers=self._observers)
             if recorder.off_reason is not None:  # the disk refused its first write; said already
                 self.is_on = False
                 return
@@ -340,7 +343,7 @@ class Recording:
             assert self._out is not None, "checked when the recording was made"
             header = self._complete(heard.run_id, created=self._clock())
             self._folder = join_run(self._out, header, attempt=heard.attempt, folder=heard.folder)
-            recorder = Recorder(self._folder, rank=self._rank, observer=self._observer)
+            recorder = Recorder(self._folder, rank=self._rank, observers=self._observers)
         except Exception as error:  # noqa: BLE001 - as in `_start`
             self._turn_off(reason_of(error))
             return

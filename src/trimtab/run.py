@@ -5,12 +5,12 @@ these verbs, in this order:
 
     judge -> record_micro_batch      once a micro-batch; where a device decides, judge_late comes when it was heard of
     record_row_ids                   once a row, or as often as it comes
-    end_step                         once an optimizer step
+    end_step -> tell_findings        once an optimizer step; the second where the user's code may run
     evaluation, event                whenever
     close                            at the end
 
-What enters are numbers and array-likes; what leaves is a verdict, the log, and a `state_dict`. Nothing that goes wrong
-while recording is raised into training; an error in a decision is.
+What enters are numbers and array-likes; what leaves is a verdict, the log, findings, and a `state_dict`. Nothing that
+goes wrong while recording or watching is raised into training; an error in a decision is.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from trimtab.values import (
     StepRow,
     Verdict,
 )
+from trimtab.watching import Watch
 
 FLUSH_TIMEOUT_S: Final = 10.0
 
@@ -62,6 +63,7 @@ class RunCore:
         step: Optimizer step (1-based) that it belongs to.
         words: What is said of it.
         continuity: How it goes on after a resume.
+        watch: What looks after its health; None where nothing does.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class RunCore:
         meet: Callable[[], Meeting] | None = None,
         rank: int = 0,
         loss_per: LossPer = "token",
+        watch: Callable[..., Watch] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepares a run; nothing is written yet.
@@ -88,6 +91,7 @@ class RunCore:
             meet: Gives the place where the ranks of this run meet; None: this process alone records.
             rank: This process's place among those that decide alike, where they do not meet.
             loss_per: What the losses that are judged are means over: a state of the other kind is refused.
+            watch: Makes the watch of this run, given its `rank`, `log` and `clock`; None: nothing is watched.
             clock: Seconds since the epoch.
 
         Raises:
@@ -116,6 +120,8 @@ class RunCore:
         self._last_step_ended: float | None = None
         self.continuity = Continuity(rank=rank, clock=clock)
         self.words = GuardWords(rank=rank)
+        self.watch = watch(rank=rank, log=self._recording, clock=clock) if watch is not None else None
+        self._observe()
 
     # What the adapter asks.
 
@@ -208,6 +214,8 @@ class RunCore:
             keep: Whether it takes part in the update.
             packed: As there.
         """
+        if self.watch is not None and not self.watch.has_begun:
+            self.watch.begin(self.step)
         micro = self.window.next_micro()
         item = MicroBatch(self.step, micro, rows, loss_sums, num_tokens, reason, keep, packed)
         self._recording.put(item, step=self.step)
@@ -264,16 +272,30 @@ class RunCore:
             window.num_skipped_micros if num_skipped_micros is None else num_skipped_micros,
             window.num_own_skipped_tokens if num_skipped_tokens is None else num_skipped_tokens,
         )
+        if self.watch is not None:  # before it is recorded: what is collected here is judged behind it
+            self.watch.end_step(item)
         self._recording.put(item, step=self.step)
         self.continuity.put(item, is_recorded=self._recording.is_on)
         self.begin_step(self.step + 1)
 
+    def tell_findings(self) -> None:
+        """Calls the user's `on_finding` for what was found since; belongs between two steps, where nothing is open."""
+        if self.watch is not None:
+            self.watch.tell_findings()
+
     def event(self, kind: str, facts: Mapping[str, Any], *, step: int | None = None) -> None:
         """Records that something happened during `step`, by default the present one."""
-        self._recording.event(kind, facts, step=self.step, of_step=step)
+        event = self._recording.event(kind, facts, step=self.step, of_step=step)
+        if self.watch is not None:
+            self.watch.take_event(event)
 
     def evaluation(self, loss: float, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Records the result of an evaluation; it never mixes with the training loss."""
+        """Records the result of an evaluation; it never mixes with the training loss.
+
+        `step` (1-based) is that whose weights were evaluated; None: the last that has ended, or that of an open window.
+        """
+        if step is None and not self.window.num_micros:
+            step = self.step - 1
         self.event("evaluation", {"loss": loss, **metrics}, step=step)
 
     def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
@@ -300,16 +322,21 @@ class RunCore:
         Returns:
             Whether there was a log to close.
         """
-        if reason == "closed" and not self._recording.is_on:  # else a device may be the error's cause: nobody waits
+        waits = reason == "closed"  # else a device may be the error's cause: nobody waits
+        if waits and not self._recording.is_on:
             self.continuity.close()
-        return self._recording.close(reason=reason, step=self.step)
+        had_log = self._recording.close(reason=reason, step=self.step)
+        if self.watch is not None:
+            self.watch.close(waits=waits)
+        return had_log
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides, as plain values, with the last losses and rates: put it into every checkpoint.
 
-        Take it between two windows; it waits for losses that are still on their way from a device.
+        Take it between two windows; it waits for losses that are still on their way from a device, and with a watch
+        until that has judged them.
 
         Returns:
             A dict of str, int, float, list and dict only.
@@ -320,6 +347,7 @@ class RunCore:
             loss_per=self._loss_per,
             guard=self.guard.state_dict() if self.guard is not None else None,
             before=self.continuity.before(attempt=self._recording.attempt, num_ranks=self._recording.num_ranks),
+            watch=self.watch.state_dict() if self.watch is not None else None,
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -333,10 +361,12 @@ class RunCore:
         """
         self.refuse_if_begun()
         saved = RunState.from_dict(state)
+        saved.check_watch(self.watch)
         saved.put_guard(self.guard, loss_per=self._loss_per, says=self.is_first_rank)
+        saved.put_watch(self.watch, says=self.is_first_rank)
         self.step = saved.step
         self.continuity.go_on(saved.before, step=saved.step, watches=not switched_off())
-        self._recording.observe_by(self.continuity.first_steps)
+        self._observe()
         folder = self._recording.continue_from(saved.run_id)
         if folder is not None:
             header = self._recording.header
@@ -356,4 +386,13 @@ class RunCore:
         Raises:
             UsageError: As there.
         """
-        RunState.from_dict(state).check_guard(self.guard, loss_per=self._loss_per)
+        saved = RunState.from_dict(state)
+        saved.check_guard(self.guard, loss_per=self._loss_per)
+        saved.check_watch(self.watch)
+
+    # Within.
+
+    def _observe(self) -> None:
+        """Has what looks at the steps see them in the recorder's thread."""
+        looks = (self.continuity.first_steps, self.watch.judging if self.watch is not None else None)
+        self._recording.observe_by(*(one for one in looks if one is not None))

@@ -17,8 +17,9 @@ from trimtab.notices import warn
 from trimtab.resume.before import Before
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
+from trimtab.watching import Watch
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 
 LossPer = Literal["token", "micro-batch"]
 """What a guard's losses are means over: the supervised tokens, or the micro-batches, of all ranks."""
@@ -34,6 +35,7 @@ class RunState:
         loss_per: What the losses in the guard's history are means over.
         guard: The guard's history; None without a guard.
         before: The last losses and rates.
+        watch: What the watch has seen; None without one.
     """
 
     run_id: str | None
@@ -41,6 +43,7 @@ class RunState:
     loss_per: Any
     guard: Any
     before: Before
+    watch: Any
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -51,6 +54,7 @@ class RunState:
             "loss_per": self.loss_per,
             "guard": self.guard,
             "before": self.before.to_dict(),
+            "watch": self.watch,
         }
 
     @classmethod
@@ -62,13 +66,15 @@ class RunState:
                 f"This state is of version {spelled(version)}, expected {STATE_VERSION}: it was saved by another "
                 "version of Trimtab; resume with that version, or without the state."
             )
-        entries = ("step", "run_id", "loss_per", "guard", "before")
-        step, run_id, loss_per, guard, before = read_entries(state, entries, where="the run")
+        entries = ("step", "run_id", "loss_per", "guard", "before", "watch")
+        step, run_id, loss_per, guard, before, watch = read_entries(state, entries, where="the run")
         if read_count(step, name="step") < 1:
             raise damaged("step is 0, and the first is 1")
         if run_id is not None:
             check_run_id(run_id)
-        return cls(run_id=run_id, step=step, loss_per=loss_per, guard=guard, before=Before.from_dict(before))
+        return cls(
+            run_id=run_id, step=step, loss_per=loss_per, guard=guard, before=Before.from_dict(before), watch=watch
+        )
 
     def check_guard(self, guard: PerTokenLossGuard | None, *, loss_per: LossPer) -> None:
         """Refuses what `put_guard` would refuse; changes nothing, and says nothing.
@@ -103,6 +109,33 @@ class RunState:
             guard.load_state_dict(PerTokenLossGuard.from_config(guard.config, quiet=True).state_dict())
             if says:
                 warn("run", "The checkpoint holds no guard history: the guard starts with an empty window.")
+
+    def check_watch(self, watch: Watch | None) -> None:
+        """Refuses what `put_watch` would refuse; changes nothing, and says nothing.
+
+        Raises:
+            UsageError: As there.
+        """
+        if watch is not None and self.watch is not None:
+            watch.check_state(self.watch)
+
+    def put_watch(self, watch: Watch | None, *, says: bool) -> None:
+        """Gives a watch what it had seen.
+
+        Args:
+            watch: The watch of the run that goes on; None: it has none.
+            says: Whether to say where that is missing or left aside.
+
+        Raises:
+            UsageError: It is another watch's, or damaged; nothing has changed then.
+        """
+        if watch is None:
+            if says and self.watch is not None:
+                warn("run", "The checkpoint holds what a watch has seen, but this run has none: it is left aside.")
+        elif self.watch is not None:
+            watch.load_state_dict(self.watch)
+        elif says:
+            warn("run", "The checkpoint holds nothing that a watch has seen: the watch starts anew.")
 
     def _refuse_other_losses(self, loss_per: LossPer) -> None:
         if self.loss_per != loss_per:

@@ -29,9 +29,11 @@ FindingKind = Literal[
     "weight_differs",
     "constant_aux",
     "accumulation_dependent",
+    "logged_differs",
     # Of any run.
     "eval_regression",
     "eval_nonfinite",
+    "eval_unchanged",
     "grad_norm_jump",
     "grad_norm_stale",
     "loss_scale_collapse",
@@ -132,7 +134,7 @@ class Vitals:
         step: Optimizer step (1-based) that had just ended; 0 at launch.
         host_available_bytes: Memory that this process may still take, the cgroup's limit included.
         host_needed_bytes: Memory that is about to be taken (a save), where that is why it was looked at.
-        device_peak_bytes: Most memory that was allocated on the device since the last look.
+        device_peak_bytes: Most memory that was allocated on the device so far, by this process.
         device_total_bytes: What the device has.
         update_ratio: By weight: |change in one step| / |weight|, 2-norms.
         attention_logit: Largest attention logit, of a model that offers it.

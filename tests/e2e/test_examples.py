@@ -116,6 +116,25 @@ def test_a_checkpoint_goes_on_at_the_rate_that_was_asked_for(tmp_path: Path, tri
     assert (json.loads(picked)["step"], json.loads(picked)["healthy"]) == (200, True)
 
 
+@pytest.mark.long
+def test_routers_that_go_wrong_are_told_while_they_do_and_by_rewind(tmp_path: Path, trimtab_home: Path) -> None:
+    # when
+    said = run_program(sys.executable, ROOT / "examples" / "mixtral_watch.py", folder=tmp_path, home=trimtab_home)
+    # then: the middle layer's logits grow, and the last one leaves experts without a token
+    found = re.search(r"^Found: (.*); the run is in", said, re.MULTILINE)
+    assert found is not None
+    told = [tuple(one.split(" at step ")) for one in found[1].split(", ")]
+    kinds = {kind for kind, _ in told}
+    assert {"logits_growing", "dead_experts"} <= kinds
+    assert len(re.findall(r"^step +\d+ model\.layers\.1\.mlp\.gate: z", said, re.MULTILINE)) == 4
+    # and the log alone says the same
+    trimtab = Path(sys.executable).with_name("trimtab")
+    report = json.loads(run_program(trimtab, "rewind", "--json", "-", folder=tmp_path, home=trimtab_home))
+    assert kinds - {"grad_norm_jump"} <= {one["kind"] for one in report["health"]}
+    layers = {layer for one in report["health"] if one["kind"] == "logits_growing" for layer in one["layers"]}
+    assert layers == {"model.layers.1.mlp.gate"}
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "hf_ddp"])
 def test_an_example_for_two_processes_says_how_to_start_them(name: str) -> None:
     # when

@@ -18,6 +18,7 @@ from typing import SupportsIndex
 from trimtab.analysis import remarks, reported, resume_checks
 from trimtab.analysis.attempts import read_runs
 from trimtab.analysis.blame import blame, blamed_step, leads_to
+from trimtab.analysis.health import LARGE_EVENTS, judge_health
 from trimtab.analysis.lookup import RecordedRun, find_logs
 from trimtab.analysis.neighbours import mark_neighbours
 from trimtab.analysis.previews import with_previews
@@ -196,7 +197,8 @@ def rewind_judged(
     table = tables.get(shown) if shown is not None else None
     is_quiet = all(spike.severity == "notice" for spike in spikes)
     stand_outs = find_stand_outs(log, series=series) if is_quiet else []
-    events = log.event_list()
+    events = log.event_list(without=LARGE_EVENTS)
+    health = judge_health(log, runs)
     return Findings(
         run_id=log.header.run_id,
         source=log.path,
@@ -212,6 +214,10 @@ def rewind_judged(
         row_losses_known=_row_losses_known(table, series),
         blame=blame(table, spikes=found.spikes, series=series) if table else None,
         num_ranks=log.header.world_size,
+        health=health.findings,
+        health_left_out=health.num_left_out,
+        router=health.router,
+        router_at_finding=health.router_at_finding,
         notices=(
             *notices,
             *remarks.on_stand_outs(stand_outs),
@@ -220,7 +226,7 @@ def rewind_judged(
             *([] if step is None or log.has_rows else remarks.on_step(series, step)),
             *on_runs(runs, lambda run: _on_run(log, run, rule=rule, events=events)),
             *resume_checks.on_resume_checks(events),
-            *remarks.on_evaluations(events),
+            *health.notices,
             *remarks.on_table(table, shown=shown, has_rows=log.has_rows),
             *remarks.on_end(run.reading, events=events if _tells_its_end(log) else None),
             *log.notices(),

@@ -6,7 +6,6 @@ rule than the one asked for, without a line that says so.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.analysis.spikes import SpikeSearch
 from trimtab.analysis.stand_outs import StandOut
 from trimtab.findings import Spike
-from trimtab.values import Event, nonfinite_number
+from trimtab.values import Event
 
 MAX_NAMED = 5
 """Steps, or rows with a line of their own, named for what is only said besides."""
@@ -91,14 +90,6 @@ def on_resumes(series: StepSeries, spikes: Sequence[Spike], *, events: Sequence[
             when = f"{count(ago, 'step')} earlier, at step {before}" if ago else "at that very step"
             notices.append(f"step {spike.first}: the run resumed {when}")
     return notices
-
-
-def on_evaluations(events: Sequence[Event]) -> list[str]:
-    """Evaluations whose loss is not finite."""
-    steps = [event.step for event in events if event.kind == "evaluation" and _is_nonfinite(event.facts.get("loss"))]
-    if not steps:
-        return []
-    return [f"the loss of an evaluation was not finite at {'step' if len(steps) == 1 else 'steps'} {_named(steps)}"]
 
 
 def on_stand_outs(found: Sequence[StandOut]) -> list[str]:
@@ -251,10 +242,6 @@ def _shortly_before(steps: NDArray[np.int64], step: int) -> int | None:
     """The last of ascending steps that is not after `step`, unless it lies too far back."""
     at = int(np.searchsorted(steps, step, side="right")) - 1
     return int(steps[at]) if at >= 0 and step - int(steps[at]) <= NEAR_STEPS else None
-
-
-def _is_nonfinite(loss: object) -> bool:
-    return nonfinite_number(loss) is not None or (isinstance(loss, float) and not math.isfinite(loss))
 
 
 def _on_deaths(search: SpikeSearch) -> list[str]:

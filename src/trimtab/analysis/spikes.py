@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from trimtab.analysis.screen import median_candidates, norm_candidates, robust_candidates
 from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.errors import UsageError
-from trimtab.findings import Severity, Signal, Spike, SpikeKind
+from trimtab.findings import Signal, Spike, SpikeKind
 from trimtab.rules.median import MedianRule
 from trimtab.rules.norms import ROBUST_FACTOR, ROBUST_HISTORY, ROBUST_K, NormRule
 from trimtab.rules.robust import ABSOLUTE_FLOOR, RobustRule
 from trimtab.values import STEP_REASONS, Verdict
+from trimtab.watched import Severity
 
 RULES = ("robust", "median")
 """Rules that `rewind` offers."""

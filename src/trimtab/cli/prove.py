@@ -68,7 +68,8 @@ def command(factory: str, *, processes: str, tests_folder: str | None, json_file
     def progress(case: CaseResult) -> None:
         nonlocal judged
         judged += 1
-        say(told, case_line(case, judged=judged, num_cases=num_cases))
+        # A loop with an audit of its weights has one case more, which is known once it is built.
+        say(told, case_line(case, judged=judged, num_cases=max(num_cases, judged)))
 
     check_name(factory)
     say(told, f"{num_cases} cases of {plain(factory)}")

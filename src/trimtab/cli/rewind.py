@@ -65,7 +65,8 @@ FAILING_SEVERITIES = {"warning": ("critical", "warning"), "critical": ("critical
 @click.option(
     "--fail-on",
     type=click.Choice(tuple(FAILING_SEVERITIES)),
-    help="Exit with 3 if there is a finding of this severity or a worse one; notices never count.",
+    help="Exit with 3 if there is a finding of this severity or a worse one, a spike or of the run's health; notices "
+    "never count.",
 )
 def command(
     paths: tuple[str, ...],
@@ -84,7 +85,8 @@ def command(
 
     Give nothing for the newest run on this machine, a run id or its beginning, a run folder, a folder that holds
     runs, or a log of another tool: rewind.jsonl, trainer_state.json, metrics as CSV or JSONL, TensorBoard, text.
-    Several are compared: what spikes at the same rows in more than one is the data's doing.
+    Several are compared: what spikes at the same rows in more than one is the data's doing. What a watch would warn
+    of (routers, evaluations, the loss scale, the pace) is told too, from whatever of it the log holds.
 
     \b
     Example:
@@ -140,7 +142,9 @@ def command(
 
     answer((found if len(found.runs) > 1 else found.runs[0]).to_dict, json_file=json_file, draw=draw)
     failing = FAILING_SEVERITIES.get(fail_on or "", ())
-    found_some = any(spike.severity in failing for findings in found.runs for spike in findings.spikes)
+    severities = {spike.severity for run in found.runs for spike in run.spikes}
+    severities |= {finding.severity for run in found.runs for finding in run.health}
+    found_some = not severities.isdisjoint(failing)
     return EXIT_FINDINGS if found_some else 0
 
 

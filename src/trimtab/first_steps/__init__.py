@@ -19,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.first_steps.as_numbers import number_of, remembered
+from trimtab.first_steps.as_numbers import remembered
 from trimtab.first_steps.observer import FirstSteps
 from trimtab.first_steps.read_back import read_log
 from trimtab.notices import warn
 from trimtab.recorder import reason_of
+from trimtab.recorder.arrival import number_of
 from trimtab.resume.around import Around
 from trimtab.resume.before import Before
 from trimtab.resume.breaks import NUM_REMEMBERED

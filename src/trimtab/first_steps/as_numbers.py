@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from trimtab.recorder.arrival import have_arrived, number_of
 from trimtab.resume.breaks import SeenStep
 from trimtab.values import STEP_CODE, StepRow
 
@@ -35,15 +36,6 @@ def step_of_numbers(step: int, loss: float | None, lr: float | None, reason: flo
     return SeenStep(step, loss if has_loss else None, known_lr, is_skipped=reason == STEP_CODE["all_skipped"])
 
 
-def number_of(value: Any) -> float | None:
-    """A number of whatever kind, waited for; None for what is none: the log refuses it and says so."""
-    try:
-        return None if value is None else float(value)
-    except Exception:  # noqa: BLE001 - whatever a foreign array raises
-        return None
-
-
 def has_arrived(item: StepRow) -> bool:
     """Whether the numbers of a step can be asked for without waiting."""
-    asks = (getattr(value, "is_ready", None) for value in (item.loss, item.lr, item.reason))
-    return all(is_ready() for is_ready in asks if is_ready is not None)
+    return have_arrived((item.loss, item.lr, item.reason))

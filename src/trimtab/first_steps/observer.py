@@ -38,7 +38,10 @@ class FirstSteps:
 
     Attributes:
         around: What they are compared with.
+        subject: What it looks at.
     """
+
+    subject: Final = "the first steps"
 
     def __init__(self, around: Around, *, was_rebased: Callable[[], bool], clock: Callable[[], float]) -> None:
         self.around = around

@@ -44,7 +44,7 @@ def tell_findings(folder: Path, *, ended_by: str) -> None:
     except Exception as error:  # noqa: BLE001 - a fault in reading the log is no fault of the training
         warn("run", f"Trimtab could not read its own log {folder}: {error}")
         return
-    num_findings = len(findings.spikes) + findings.spikes_left_out
+    num_findings = findings.num_findings
     without = f", without the last of {_ranks(still)}, still writing" if still else ""
     say("run", f"{num_findings} finding{'' if num_findings == 1 else 's'}{without}: trimtab rewind {run_id}")
 

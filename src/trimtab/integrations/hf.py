@@ -20,7 +20,6 @@ bit for bit.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -35,19 +34,25 @@ from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
 from trimtab.integrations.hf_data import TrainingData
+from trimtab.integrations.hf_evaluations import evaluation_facts
 from trimtab.integrations.hf_lr import LearningRate
+from trimtab.integrations.hf_micros import TrainerMicros
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
 from trimtab.integrations.hf_resume import ResumeSource, look_before_resuming
 from trimtab.integrations.hf_saving import TrainerSaving
 from trimtab.integrations.hf_tap import TrainerTap
+from trimtab.integrations.hf_watch import watch_introduction
+from trimtab.integrations.hf_weights import refuse_if_not_all_load
 from trimtab.integrations.hf_window import TrainerWindow
 from trimtab.integrations.hosted import HostedRun
 from trimtab.notices import say, warn
+from trimtab.rules.watch_config import WatchConfig
 from trimtab.run import switched_off
 from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.gate import Gate
-from trimtab.torch.losses import RowLosses, rows_alone
+from trimtab.torch.router_watch import RouterWatch
 from trimtab.values import RunHeader
+from trimtab.watching import OnFinding
 
 _MARK: Final = "trimtab_run"
 """Attribute by which a trainer that is attached is told from one that is not."""
@@ -71,6 +76,8 @@ class TrainerRun(HostedRun):
         exclude: str | os.PathLike[str] | None,
         on_dropped: OnDropped,
         lr_on_resume: float | None,
+        watch: bool | WatchConfig | RouterWatch | None,
+        on_finding: OnFinding | None,
     ) -> None:
         """Hooks into `trainer`; see `trimtab.attach`."""
         off = switched_off()
@@ -87,6 +94,8 @@ class TrainerRun(HostedRun):
             guard=guard,
             accumulation=trainer.args.gradient_accumulation_steps,
             record=record,
+            watch=watch,
+            on_finding=on_finding,
             dataset=self._data.dataset,
             row_id=row_id,
             run_id=run_id,
@@ -94,15 +103,13 @@ class TrainerRun(HostedRun):
         if exclude is not None and not off:
             self._data.leave_out(exclude)
         self._training = False
-        self._in_training_step = False
         self._has_other_data = False
         self._num_trainings = 0
         self._source = ResumeSource()
         self._together = RanksTogether()
         self._saving = TrainerSaving(trainer, ranks=self._together)
         self._learning_rate = LearningRate(trainer, on_resume=lr_on_resume)
-        self._tap: TrainerTap | None = None
-        self._said_no_row_losses = False
+        self._micros: TrainerMicros | None = None
         self._window = TrainerWindow(trainer, self._gate)
         if off:
             if exclude is not None:
@@ -110,11 +117,15 @@ class TrainerRun(HostedRun):
             return
         vars(trainer)[_MARK] = self
         exclusion = self._data.exclusion
-        if record or self._core.guard is not None or exclusion is not None or lr_on_resume is not None:
+        watches = self._watching is not None
+        if record or watches or self._core.guard is not None or exclusion is not None or lr_on_resume is not None:
             self._hook()
             trainer.add_callback(_Moments(self))
             if self._core.is_first_rank:
                 say("hf", self._introduction(record=record))
+        if self._watching is not None and self._core.is_first_rank:
+            is_own = isinstance(watch, RouterWatch)
+            say("hf", watch_introduction(self._watching, trainer.model, is_own=is_own))
         if exclusion is not None and self._core.is_first_rank:
             say("hf", exclusion.introduction())
 
@@ -158,28 +169,15 @@ class TrainerRun(HostedRun):
 
         @functools.wraps(training_step)
         def recorded_training_step(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            self._data.take(inputs, core=self._core)
-            num_micros = self._core.window.num_micros
-            self._in_training_step = True
-            try:
-                reported: torch.Tensor = training_step(model, inputs, *args, **kwargs)
-            finally:
-                self._in_training_step = False
-            if self._core.window.num_micros == num_micros:
-                self._say_no_row_losses("its training_step does not call compute_loss")
-                self._window.take_unjudged(self._data.known_rows())
-            return self._window.report(reported)
+            step = functools.partial(training_step, model, inputs, *args, **kwargs)
+            return step() if self._micros is None else self._micros.step(step, inputs)
 
         @functools.wraps(compute_loss)
         def judged_loss(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._in_training_step or self._tap is None:  # an evaluation
-                return compute_loss(model, inputs, *args, **kwargs)
-            num_labels = self._tap.count_labels(inputs)
             compute = functools.partial(compute_loss, model, inputs, *args, **kwargs)
-            result, rows = self._tap.run(compute, rows=self._data.rows)
-            loss, outputs = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-            loss = self._take_loss(loss, rows, num_labels, num_items=kwargs.get("num_items_in_batch"))
-            return (loss, *outputs) if outputs else loss
+            if self._micros is None:  # an evaluation beside a training
+                return compute()
+            return self._micros.loss(compute, inputs, num_items=kwargs.get("num_items_in_batch"))
 
         @functools.wraps(train)
         def recorded_train(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +202,7 @@ class TrainerRun(HostedRun):
         trainer.training_step = recorded_training_step
         trainer.compute_loss = judged_loss
         trainer.train = recorded_train
-        self._saving.hook(self._state_to_save)
+        self._saving.hook(self._state_to_save, watched=self if self._watching is not None else None)
         self._learning_rate.hook()
 
     def _state_to_save(self) -> dict[str, Any]:
@@ -232,14 +230,17 @@ class TrainerRun(HostedRun):
         # By now the trainer has made its optimizer, and prepared the model for its ranks.
         self._gate = Gate(core, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks)
         self._window = TrainerWindow(self._trainer, self._gate)
+        if self._watching is not None:
+            self._watching.begin(
+                core.watch, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks
+            )
         if state is not None:
             state.load(self._gate)
         self._learning_rate.begin(core, resumes=state is not None)
         self._saving.begin(self._source)
         self._data.record_exclusion(core)
         self._num_trainings += 1
-        self._said_no_row_losses = False
-        self._tap = self._new_tap()
+        self._micros = TrainerMicros(core, tap=self._new_tap(), data=self._data, window=self._window)
         self._window.hook()
 
     def _look_at_data(self) -> None:
@@ -267,38 +268,16 @@ class TrainerRun(HostedRun):
             out=out,
             is_named=resume_from_checkpoint is not True,
             reads=self._trainer.args.local_process_index == 0,
+            check_fit=functools.partial(refuse_if_not_all_load, trainer=self._trainer),
             ranks=self._together,
             core=self._core,
         )
 
     def _remove_taps(self) -> None:
-        if self._tap is not None:
-            self._tap.remove()
-            self._tap = None
+        if self._micros is not None:
+            self._micros.remove()
+            self._micros = None
             self._window.unhook()
-
-    def _take_loss(
-        self, loss: torch.Tensor, rows: RowLosses | str, num_labels: torch.Tensor, *, num_items: Any
-    ) -> torch.Tensor:
-        """Judges and records one micro-batch; gives the loss to call backward on."""
-        assert self._tap is not None, "training has begun"
-        per_token = num_items is not None and self._tap.loss_is_over_window
-        factor = self._tap.rank_factor
-        if isinstance(rows, str):
-            self._say_no_row_losses(rows)
-            loss_sum = loss.detach() * (num_items / factor if per_token else num_labels)
-            rows = rows_alone(self._data.known_rows(), loss_sum=loss_sum, num_tokens=num_labels)
-        return self._window.take(loss, rows, per_token=per_token, num_items=num_items, rank_factor=factor)
-
-    def _say_no_row_losses(self, why: str) -> None:
-        if self._said_no_row_losses:
-            return
-        self._said_no_row_losses = True
-        unknown = self._data.why_unknown
-        # Else it was said when the run was made, with what to do about it.
-        if not unknown and self._core.is_first_rank:
-            warn("hf", f"Trimtab cannot tell what each row cost: {why}. Rows are recorded without shares.")
-        self._core.event("no_row_losses", {"why": unknown or why})
 
     def _end_training(self, reason: str) -> None:
         """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
@@ -310,6 +289,8 @@ class TrainerRun(HostedRun):
         if self._core.is_first_rank:
             self._window.tell_further_terms()
         self._core.close(reason=reason)
+        if self._watching is not None:
+            self._watching.remove()
         if self.folder is not None and self._core.is_first_rank:
             tell_findings(self.folder, ended_by=reason)
 
@@ -369,14 +350,17 @@ class _Moments(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._run._window.end()
+        self._run._core.tell_findings()
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         if self._run._training:  # beside a training there is no step to which a result belongs
-            metrics = dict(metrics or {})
-            loss = float(metrics.pop("eval_loss", math.nan))
-            self._run._core.evaluation(loss, metrics, step=state.global_step)
+            core, facts = self._run._core, evaluation_facts(metrics)
+            if "loss" in facts:
+                core.evaluation(facts.pop("loss"), facts, step=state.global_step)
+            else:  # of a model without labels, or metrics alone
+                core.event("evaluation", facts, step=state.global_step)
 
 
 class _AfterSaves(TrainerCallback):

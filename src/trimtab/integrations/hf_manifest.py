@@ -20,7 +20,7 @@ from trimtab.resume.foreign.hf import part_of_file
 from trimtab.resume.manifest import MANIFEST_NAME, FileEntry, Manifest
 from trimtab.text import plain
 
-_PARTS_IN: Final = {TRAINER_STATE: ("step", "data", "loss", "best_eval"), STATE_NAME: ("guard", "recorder")}
+_PARTS_IN: Final = {TRAINER_STATE: ("step", "data", "loss", "best_eval"), STATE_NAME: ("guard", "recorder", "watch")}
 """What stands in the two files that describe a training. Where its data are, transformers counts from the step."""
 
 

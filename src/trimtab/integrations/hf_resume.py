@@ -74,7 +74,14 @@ class _Look:
 
 
 def look_before_resuming(
-    find: Callable[[], Path | None], *, out: Path, is_named: bool, reads: bool, ranks: RanksTogether, core: RunCore
+    find: Callable[[], Path | None],
+    *,
+    out: Path,
+    is_named: bool,
+    reads: bool,
+    check_fit: Callable[[Path], None],
+    ranks: RanksTogether,
+    core: RunCore,
 ) -> ResumeSource:
     """Looks at the checkpoint that a training is to go on from; among several ranks one collective.
 
@@ -83,6 +90,7 @@ def look_before_resuming(
         out: The folder that the trainer saves into.
         is_named: Whether the user named it: the newest one was asked for otherwise.
         reads: Whether this process reads all of it: one of those that share a disk has to, and the first of all does.
+        check_fit: Refuses one from which the trainer would not load all there is.
         ranks: The processes that are to agree.
         core: A run with the settings of the one that is to go on.
 
@@ -91,8 +99,8 @@ def look_before_resuming(
 
     Raises:
         CheckpointError: It is damaged, incomplete or (if it was not named) not healthy, another run's or one that its
-            run was taken back behind; or it cannot be read; or the ranks would resume from different ones. The same on
-            every rank.
+            run was taken back behind; or it cannot be read, or would be loaded in part; or the ranks would resume from
+            different ones. The same on every rank.
         UsageError: The run's state in it is damaged, or of other settings; likewise.
     """
     state: SavedState | None = None
@@ -104,6 +112,7 @@ def look_before_resuming(
             return _Look()
         # A folder that is not there the trainer tells of itself.
         seen = _look(found, out=out, is_named=is_named) if reads and found.is_dir() else _Look(name=found.name)
+        check_fit(found)
         state = SavedState(found)
         state.check(core)
         return seen

@@ -32,6 +32,7 @@ from trimtab.text import plain
 from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.health import Nonfinite, find_nonfinite, merged, nonfinite_to_state, worse_than
 from trimtab.torch.sharding import is_shard
+from trimtab.torch.watch_in_saves import look_at_memory, unhealthy_because
 from trimtab.values import json_number
 
 
@@ -59,6 +60,7 @@ class TrainerSaving:
         self._baseline: Mapping[str, Nonfinite] = {}
         self._load: ResumedFrom | None = None
         self._rotation = Rotation(trainer)
+        self._watched: object = None
 
     def begin(self, source: ResumeSource) -> None:
         """Notes what is not finite when the run begins; waits for the device.
@@ -75,8 +77,14 @@ class TrainerSaving:
         self._begun = None
         self._rotation.restore()
 
-    def hook(self, state_of_run: Callable[[], Mapping[str, Any]]) -> None:
-        """Makes the trainer's checkpoints hold what `state_of_run` gives, where a run has any."""
+    def hook(self, state_of_run: Callable[[], Mapping[str, Any]], *, watched: object = None) -> None:
+        """Makes the trainer's checkpoints hold what `state_of_run` gives, where a run has any.
+
+        Args:
+            state_of_run: Gives the run's state.
+            watched: The run, where it has a watch: what that calls unhealthy is.
+        """
+        self._watched = watched
         trainer, save_model = self._trainer, self._trainer.save_model
 
         @functools.wraps(save_model)
@@ -86,13 +94,15 @@ class TrainerSaving:
             if not trainer.is_in_train or not is_checkpoint:  # the user's own, of some ranks perhaps
                 save_model(*args, **kwargs)
                 return
+            if self._looks_inside:
+                look_at_memory(self._watched, trainer.model, trainer.optimizer)
             state = state_of_run()  # what it may raise leaves no half of a checkpoint
             because = self._unhealthy_because()
             self._rotation.restore()  # training_args.bin holds the limit that the user has set
             save_model(*args, **kwargs)
             self._begun = _Begun(folder, because)
             self._rotation.before_rotation(folder, healthy=not because)
-            if trainer.args.should_save and (state["guard"] is not None or state["run_id"] is not None):
+            if trainer.args.should_save and any(state[name] is not None for name in ("guard", "watch", "run_id")):
                 save_state(folder, state)
 
         trainer.save_model = saved_with_state
@@ -152,6 +162,7 @@ class TrainerSaving:
         has |= {"scheduler"} if trainer.lr_scheduler is not None and not trainer.is_deepspeed_enabled else set()
         has |= {"scaler"} if trainer.accelerator.scaler is not None else set()
         has |= {"guard"} if core.guard is not None else set()
+        has |= {"watch"} if self._watched is not None else set()
         has |= {"recorder"} if core.run_id is not None else set()
         has |= {"loss"} if loss is not None else set()
         has |= {"best_eval"} if state.best_metric is not None else set()
@@ -184,10 +195,17 @@ class TrainerSaving:
         return kind == "NO" or kind.startswith("MULTI_") or bool(kind == "FSDP" and accelerator.is_fsdp2)
 
     def _unhealthy_because(self) -> tuple[str, ...]:
+        because = self._watch_because()
         if self._looks_inside:
-            return worse_than(self._baseline, self._nonfinite())
+            return (*worse_than(self._baseline, self._nonfinite()), *because)
         loss = self._logged().get("loss", 0.0)
-        return () if math.isfinite(loss) else (f"the logged loss is {loss}",)
+        return because if math.isfinite(loss) else (f"the logged loss is {loss}", *because)
+
+    def _watch_because(self) -> tuple[str, ...]:
+        """What the watch of rank 0 says, which judges for all of them; no rank waits where there is none."""
+        if self._watched is None:
+            return ()
+        return self._ranks.from_first(lambda: unhealthy_because(self._watched))
 
     def _logged(self) -> Mapping[str, Any]:
         """The last entry of the trainer's log that has a loss; an empty one before the first."""

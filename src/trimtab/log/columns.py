@@ -6,7 +6,7 @@ of one value have the same length, and nothing in here knows a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -165,6 +165,37 @@ class StepColumns(NamedTuple):
             for name, unknown in _UNKNOWN_DETAILS.items()
         }
         return cls(**known, **details)
+
+
+class SideColumns(NamedTuple):
+    """What another tool's log holds beside its steps, one entry a line that has any of it.
+
+    Attributes:
+        attempt: (N,) int32, as in `RowColumns`; ascending.
+        step: (N,) int64, in the order of the file.
+        router_z: (N,) float64, over all layers of the model; NaN where not logged, or not finite.
+        load_balance: (N,) float64, likewise.
+        tokens_per_s: (N,) float64, likewise.
+        names: What the log calls them, by field.
+    """
+
+    attempt: NDArray[np.int32]
+    step: NDArray[np.int64]
+    router_z: NDArray[np.float64]
+    load_balance: NDArray[np.float64]
+    tokens_per_s: NDArray[np.float64]
+    names: Mapping[str, str]
+
+    @property
+    def num_records(self) -> int:
+        """Number of entries (N); `len()` of a named tuple counts its fields instead."""
+        return int(self.step.size)
+
+    @classmethod
+    def empty(cls) -> SideColumns:
+        """Nothing beside the steps."""
+        nothing = np.empty(0, np.float64)
+        return cls(np.empty(0, np.int32), np.empty(0, np.int64), nothing, nothing, nothing, {})
 
 
 class IdColumns(NamedTuple):

@@ -7,7 +7,7 @@ what is left out is said in `notices()`; what is no log at all is an error that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from trimtab.errors import LogError
 from trimtab.log import folder, foreign, table
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
 from trimtab.log.foreign.steps.metric_names import NAMES
 from trimtab.log.frames import MAGIC
 from trimtab.log.parts import SEGMENTS_NAME
 from trimtab.log.run_source import RunSource
-from trimtab.log.source import Source
+from trimtab.log.source import RecordedEvent, Source
 from trimtab.values import Event, RunHeader
 
 _NUM_SHOWN: Final = 3
@@ -95,9 +95,21 @@ class Log:
         """All step records, rank by rank, in the order recorded; for `brief` see `trimtab.log.source.Source`."""
         return self._source.step_columns(brief=brief)
 
-    def event_list(self) -> list[Event]:
-        """All events, by time."""
-        return self._source.event_list()
+    def step_blocks(self) -> Iterator[StepColumns]:
+        """All step records as `step_columns` gives them, in blocks: memory is that of one."""
+        return self._source.step_blocks()
+
+    def event_list(self, *, without: Collection[str] = ()) -> list[Event]:
+        """All events, by time, but those of the kinds in `without`."""
+        return self._source.event_list(without=without)
+
+    def event_stream(self, kinds: Collection[str]) -> Iterator[RecordedEvent]:
+        """Events of these kinds, rank by rank in the order recorded; memory is that of one block of them."""
+        return self._source.event_stream(kinds)
+
+    def side_columns(self) -> SideColumns:
+        """What another tool's log holds beside its steps: figures of routers, the throughput."""
+        return self._source.side_columns()
 
     def id_columns(self) -> IdColumns:
         """What the rows are beside their number."""

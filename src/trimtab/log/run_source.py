@@ -7,7 +7,7 @@ sealing: no record stands in it twice, and none is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from trimtab.errors import LogError
 from trimtab.log import folder
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
 from trimtab.log.journal_part import JournalPart
 from trimtab.log.parts import ACTIVE, Part, PartReader, list_parts, missing_numbers, other_files, read_info
 from trimtab.log.rank_events import merged
 from trimtab.log.segment_info import BadSegmentError, SegmentInfo
+from trimtab.log.source import RecordedEvent
 from trimtab.values import Event, RunHeader
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ take up to 25 times theirs, and a file that is made to hurt, a million times."""
 _STEP_BYTES: Final = 96
 _JSON_SIZES: Final = 10
 _ID_BYTES: Final = 100
+
+_MAX_ATTEMPT: Final = 0xFFFF
 
 _Block = TypeVar("_Block")
 
@@ -145,17 +148,38 @@ class RunSource:
             for columns in part.step_blocks()
         )
 
-    def event_list(self) -> list[Event]:
+    def step_blocks(self) -> Iterator[StepColumns]:
+        """All step records, rank by rank, in the order recorded, block by block."""
+        for part in self._parts:
+            yield from part.step_blocks()
+
+    def event_list(self, *, without: Collection[str] = ()) -> list[Event]:
         """All events, by time; one that several ranks recorded alike stands there once."""
         found = (
             (part.rank, event)
             for part in self._parts
-            for events in self._within_reason(part, ((_JSON_SIZES * size, e) for size, e in part.event_blocks()))
+            for events in self._within_reason(part, _kept_events(part, without=without))
             for event in events
         )
         if len({part.rank for part in self._parts}) > 1:
             return merged(found)
         return sorted((event for _, event in found), key=lambda event: event.time)
+
+    def event_stream(self, kinds: Collection[str]) -> Iterator[RecordedEvent]:
+        """Events of these kinds, rank by rank in the order recorded."""
+        attempts: dict[int, int] = {}
+        for part in self._parts:
+            for _, events in part.event_blocks():
+                for event in events:
+                    # So each attempt after the first begins on rank 0; a segment keeps no other word of it.
+                    if event.kind == "resume":
+                        attempts[part.rank] = _attempt_of(event, otherwise=attempts.get(part.rank, 1))
+                    if event.kind in kinds:
+                        yield RecordedEvent(event, part.rank, attempts.get(part.rank, 1) if part.rank == 0 else None)
+
+    def side_columns(self) -> SideColumns:
+        """Nothing: what we measure beside the steps stands in events."""
+        return SideColumns.empty()
 
     def id_columns(self) -> IdColumns:
         """What the rows of all ranks are beside their number, each row once, ascending."""
@@ -280,6 +304,20 @@ class RunSource:
             self._notices.append(
                 f"{missing} of {self._header.world_size} ranks have no journal in {self._path}: their rows are missing"
             )
+
+
+def _kept_events(part: PartReader, *, without: Collection[str]) -> Iterator[tuple[int, list[Event]]]:
+    """The events of a part, block by block, each with what those that are kept of it take in memory."""
+    for size, events in part.event_blocks():
+        kept = [event for event in events if event.kind not in without] if without else events
+        if kept:
+            yield _JSON_SIZES * size * len(kept) // len(events), kept
+
+
+def _attempt_of(event: Event, *, otherwise: int) -> int:
+    """The attempt that an event `resume` begins."""
+    attempt = event.facts.get("attempt")
+    return attempt if type(attempt) is int and 0 < attempt <= _MAX_ATTEMPT else otherwise
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

@@ -6,14 +6,28 @@ over one of them. Invariant: a source changes no file, and holds a few blocks in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
 from trimtab.values import Event, RunHeader
+
+
+class RecordedEvent(NamedTuple):
+    """An event, and where it was recorded.
+
+    Attributes:
+        event: The event.
+        rank: The rank that recorded it.
+        attempt: The attempt of the run, from 1; None where the log does not tell.
+    """
+
+    event: Event
+    rank: int
+    attempt: int | None
 
 
 class Source(Protocol):
@@ -73,8 +87,20 @@ class Source(Protocol):
                 tokens: the rest may be left unknown.
         """
 
-    def event_list(self) -> list[Event]:
-        """All events, by time. Raises `LogError` as `row_blocks` does."""
+    def step_blocks(self) -> Iterator[StepColumns]:
+        """All step records as `step_columns` gives them, in blocks: memory is that of one."""
+
+    def event_list(self, *, without: Collection[str] = ()) -> list[Event]:
+        """All events, by time, but those of the kinds in `without`. Raises `LogError` as `row_blocks` does."""
+
+    def event_stream(self, kinds: Collection[str]) -> Iterator[RecordedEvent]:
+        """Events of these kinds, rank by rank in the order recorded; memory is that of one block of them.
+
+        Raises `LogError` as `row_blocks` does.
+        """
+
+    def side_columns(self) -> SideColumns:
+        """What another tool's log holds beside its steps. Raises `LogError` as `row_blocks` does."""
 
     def id_columns(self) -> IdColumns:
         """What the rows are beside their number. Raises `LogError` as `row_blocks` does."""

@@ -16,6 +16,7 @@ from torch import nn
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.proof.hosts import Train, Windows, engine_part, engine_training, run_training, trainer_training
+from trimtab.rules.aux_values import AuxAudit
 
 NUM_WINDOWS: Final = 6
 """Least windows of a loop: two before the faulty one, and three after it."""
@@ -41,6 +42,7 @@ class Loop:
         scaler: The gradient scaler, where there is one.
         num_skipped: How many micro-batches the guard says it has skipped; None where nobody counts them.
         num_judged: How many it says it was asked about, such as `lambda: guard.num_judged`; None likewise.
+        audit: Gives what `trimtab.moe.audit_aux_weights` says of the loop's own loss; None: it has no auxiliary terms.
         skipped_tokens: Whether the tokens of a skipped micro-batch count in the divisor of its window. "removed" is for
             a loss of a window's tokens, in batches that name their labels or a mask.
     """
@@ -53,6 +55,7 @@ class Loop:
     scaler: Any = None
     num_skipped: Callable[[], int] | None = None
     num_judged: Callable[[], int] | None = None
+    audit: Callable[[], AuxAudit] | None = None
     skipped_tokens: Literal["counted", "removed"] = "counted"
 
     @classmethod

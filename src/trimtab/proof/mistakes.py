@@ -83,6 +83,10 @@ class Mistake(Enum):
         "the scheduler or the scaler does not go on as it would have",
         "call the scheduler on every window, stepped or not, and scaler.update after every step",
     )
+    aux_weight_off = (
+        "an auxiliary term of the loss does not weigh what is stated, whatever the accumulation",
+        "multiply each term by its weight once, at one place, add it to the loss, and divide both by the accumulation",
+    )
     healthy_run_changed = (
         "the guard changes a training in which there is nothing to skip",
         "keep the loop's own order and arithmetic where nothing is skipped",

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from trimtab.errors import TrimtabError, UsageError
+from trimtab.proof.auditing import judge_audit
 from trimtab.proof.cases import HEALTHY, Case, cases_of
 from trimtab.proof.checks import NOT_THROUGH, judge
 from trimtab.proof.comparison import largest_gap
@@ -87,6 +88,8 @@ def prove(
 def case_names(*, processes: Sequence[int] = _PROCESSES) -> list[str]:
     """The names of all cases of a proof, in the order in which they run.
 
+    One more, "aux weights", is in the proof of a loop that has an `audit`.
+
     Args:
         processes: As for `prove`.
 
@@ -109,6 +112,9 @@ def _proven(name: str, *, num_processes: int) -> Iterator[CaseResult]:
         _refuse_unsound(name, trials, where="in two processes" if num_processes > 1 else "in one process")
         for case in cases_of(num_processes):
             yield judge(case, trials.run) if trials.num_broken < _MAX_BROKEN else _not_run(case)
+        # The weights of a loss are those of one process: ranks change nothing of what is handed to backward.
+        if num_processes == 1 and (audited := judge_audit(trials.run)) is not None:
+            yield audited
 
 
 def _refuse_unsound(name: str, trials: _Trials, *, where: str) -> None:

@@ -26,6 +26,7 @@ from trimtab.proof.loop import Factory, Loop, build_loop
 from trimtab.proof.planting import Planting
 from trimtab.proof.snapshot import Snapshot
 from trimtab.proof.tokens import without_tokens
+from trimtab.rules.aux_values import AuxAudit
 
 GuardSetting = Literal["none", "off", "on", "lenient"]
 
@@ -48,10 +49,12 @@ class Trial:
     Attributes:
         guard: What the factory is handed, by its name in `GUARDS`.
         plants: What is done to which micro-batches, at most one plant a window.
+        is_audit: Whether the loop's loss is audited, and nothing is trained.
     """
 
     guard: GuardSetting
     plants: tuple[Plant, ...] = ()
+    is_audit: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class Outcome:
         gradients: Flat, as the optimizer found them in the faulty window; None where it found none.
         is_reached: Whether a backward came to the model's output in every planted micro-batch of this rank.
         terms: The tensors of the model's output that a gradient flows through; known where something is planted.
+        audit: What the audit of its auxiliary weights says; None where none was asked for, or the loop has none.
         not_applicable: Why the trial could not be made with this loop; empty where it was.
     """
 
@@ -85,6 +89,7 @@ class Outcome:
     gradients: np.ndarray | None = None
     is_reached: bool = True
     terms: tuple[str, ...] = ()
+    audit: AuxAudit | None = None
     not_applicable: str = ""
 
     @property
@@ -99,7 +104,7 @@ class Outcome:
 
 
 def run_trial(factory: Factory, trial: Trial) -> Outcome:
-    """Builds the loop anew and trains it once.
+    """Builds the loop anew and trains it once, or audits its loss.
 
     Among several ranks each calls it with the same trial, in the same order.
 
@@ -116,6 +121,8 @@ def run_trial(factory: Factory, trial: Trial) -> Outcome:
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         loop = build_loop(factory, GUARDS[trial.guard])
+        if trial.is_audit:
+            return Outcome(rank=rank, audit=_audit(loop))
         windows = _windows_with(loop, trial.plants, rank=rank)
         if windows is None:
             why = "its batches name no labels, targets or mask, so that nobody knows which tokens are supervised"
@@ -138,6 +145,18 @@ def run_trial(factory: Factory, trial: Trial) -> Outcome:
         is_reached=planting.is_reached,
         terms=planting.terms,
     )
+
+
+def _audit(loop: Loop) -> AuxAudit | None:
+    if loop.audit is None:
+        return None
+    audit = loop.audit()
+    if not isinstance(audit, AuxAudit):
+        raise UsageError(
+            f"Loop.audit gave an object of type {type(audit).__name__}, expected what "
+            "trimtab.moe.audit_aux_weights(...) gives."
+        )
+    return audit
 
 
 def _windows_with(loop: Loop, plants: Sequence[Plant], *, rank: int) -> Windows | None:

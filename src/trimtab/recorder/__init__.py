@@ -16,7 +16,7 @@ the disk ends the recording with one line, and the run carries on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from trimtab.errors import TrimtabError, UsageError
@@ -48,7 +48,7 @@ class Recorder:
         seal_bytes: Size from which on a journal is sealed while the run goes on; None: no journal ever is, not even at
             the end.
         open_journal: `JournalWriter`, or what stands for it in a test.
-        observer: What looks at the items in the writer's thread, and may add events; None: nothing does.
+        observers: What looks at the items in the writer's thread, each by itself, and may add events.
 
     Raises:
         UsageError: Another writer has the journal, or a setting makes no sense. Whatever else goes wrong, a path that
@@ -65,14 +65,14 @@ class Recorder:
         capacity_micros: int = 1 << 16,
         seal_bytes: int | None = SEAL_BYTES,
         open_journal: Callable[..., JournalWriter] = JournalWriter,
-        observer: Observer | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if not 0 < flush_interval_s <= 3600 or not 1 <= flush_micros <= _MAX_FLUSH_MICROS or capacity_micros < 1:
             raise UsageError(
                 f"flush_interval_s={flush_interval_s}, flush_micros={flush_micros}, capacity_micros={capacity_micros}: "
                 f"expected up to 3600 seconds, 1 to {_MAX_FLUSH_MICROS} micro-batches, and room for at least one"
             )
-        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros, rank=rank, observer=observer)
+        self._writer = Writer(flush_interval_s, flush_micros, capacity_micros, rank=rank, observers=observers)
         try:
             header = dump_header(folder.header)
             path = folder.path / journal_name(rank)

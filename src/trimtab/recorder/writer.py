@@ -30,7 +30,15 @@ _SLOW: Final = "the disk is slow"
 
 
 class Observer(Protocol):
-    """Looks at what is recorded, in the writer's thread: it may wait for values, as the writer does."""
+    """Looks at what is recorded, in the writer's thread: it may wait for values, as the writer does.
+
+    Attributes:
+        subject: What it looks at, for the line that says that it could not.
+    """
+
+    @property
+    def subject(self) -> str:
+        """As above."""
 
     def observe(self, items: Sequence[object]) -> list[Event]:
         """Takes items in the order put; what it makes of them is recorded behind them."""
@@ -47,7 +55,7 @@ class Writer:
         flush_micros: Items that are written without waiting so long; also the most micro-batches in one block.
         capacity: Items that may wait.
         rank: This process's rank, which a line names where it is not the first.
-        observer: What looks at the items; None: nothing does.
+        observers: What looks at the items, each by itself.
 
     Attributes:
         off_reason: Why the recording ended before `close`; None otherwise.
@@ -60,13 +68,13 @@ class Writer:
         capacity: int,
         *,
         rank: int = 0,
-        observer: Observer | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.off_reason: str | None = None
         self._flush_interval_s = flush_interval_s
         self._flush_micros = flush_micros
         self._backlog = Backlog(capacity, ring_at=flush_micros)
-        self._observer = observer
+        self._observers = list(observers)
         self._stopped = False  # nothing more is taken
         self._closing = False
         self._journal: JournalWriter | None = None
@@ -259,16 +267,15 @@ class Writer:
                 )
 
     def _observe(self, journal: JournalWriter, items: Sequence[object] | None) -> None:
-        """Shows the items to the observer, None at the end; one that fails is asked no more."""
-        if self._observer is None:
-            return
-        try:
-            events = self._observer.finish() if items is None else self._observer.observe(items)
-        except Exception as error:  # noqa: BLE001 - what looks on must cost neither a record nor the run
-            self._observer = None
-            self._say_once("observer", f"the first steps could not be looked at: {reason_of(error)}")
-            return
-        self._append(journal, event_blocks(events)[0])
+        """Shows the items to the observers, None at the end; one that fails is asked no more, and the others go on."""
+        for observer in tuple(self._observers):
+            try:
+                events = observer.finish() if items is None else observer.observe(items)
+            except Exception as error:  # noqa: BLE001 - what looks on must cost neither a record nor the run
+                self._observers.remove(observer)
+                self._say_once(observer.subject, f"{observer.subject} could not be looked at: {reason_of(error)}")
+                continue
+            self._append(journal, event_blocks(events)[0])
 
     def _append(self, journal: JournalWriter, blocks: Sequence[Block]) -> list[str]:
         """Writes the blocks; for each record of one that cannot be packed, why. Raises `OSError` as the disk does."""

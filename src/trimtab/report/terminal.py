@@ -14,6 +14,7 @@ from rich.text import Text
 
 from trimtab.findings import Findings, RowShare, Spike
 from trimtab.report.headline import headline
+from trimtab.report.health import SEVERITY_STYLES, render_health
 from trimtab.report.lines import WIDE, draw_table, make_table, number, percent, say, shortened, tell, width_of
 from trimtab.text import plain
 
@@ -28,8 +29,6 @@ MAX_NAME_CHARS = 24
 
 INDENT = "    "
 """Before what stands below a row, so that no text of the data looks like a line of the report."""
-
-SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "notice": "cyan"}
 
 
 def render(findings: Findings, *, console: Console) -> None:
@@ -54,6 +53,7 @@ def render(findings: Findings, *, console: Console) -> None:
     else:
         none = "its one step is not" if findings.num_steps == 1 else f"none of the {steps} is"
         say(console, f"No spike: {none} out of line.")
+    render_health(findings, console=console)
 
     sentences = headline(findings)
     if sentences:

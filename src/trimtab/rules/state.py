@@ -60,6 +60,7 @@ def read_entries(state: Any, keys: Iterable[str], *, where: str) -> list[Any]:
     """
     if not isinstance(state, Mapping):
         raise damaged(f"{where} is {spelled(state)}, not a dict")
+    keys = tuple(keys)
     missing = [key for key in keys if key not in state]
     if missing:
         raise damaged(f"{where} has no {missing[0]}")

@@ -44,6 +44,7 @@ from trimtab.torch.optimizer_names import parameters_by_name
 from trimtab.torch.placement import is_sharded
 from trimtab.torch.rng import rng_state
 from trimtab.torch.sharded_writing import Captured, write_pieces
+from trimtab.torch.watch_in_saves import look_at_memory, unhealthy_because
 
 _MAX_STEP: Final = 10**15
 """A folder's name has room for 18 digits, and no run counts so far."""
@@ -93,11 +94,13 @@ class Summary:
     Attributes:
         alike: What has to be the same on every rank, by what to call it.
         nonfinite: Weights and moments of the rank that are not finite.
+        watch_because: Why the watch of the run calls it unhealthy, a sentence each.
         has_data: Whether it has a data position.
     """
 
     alike: dict[str, Any]
     nonfinite: dict[str, Nonfinite]
+    watch_because: tuple[str, ...]
     has_data: bool
 
 
@@ -113,6 +116,7 @@ class Taken:
         run: What is alike on all ranks.
         own: What is this rank's.
         nonfinite: Weights and moments of this rank that are not finite.
+        watch_because: Why the watch of the run calls it unhealthy, a sentence each.
         loss: As given, a number.
         lr: Learning rate of each parameter group.
     """
@@ -124,6 +128,7 @@ class Taken:
     run: dict[str, Any]
     own: dict[str, Any]
     nonfinite: dict[str, Nonfinite]
+    watch_because: tuple[str, ...]
     loss: float | None
     lr: tuple[float, ...]
 
@@ -131,7 +136,9 @@ class Taken:
     def summary(self) -> Summary:
         """What the other ranks hear of it."""
         alike = {"step": self.step, "a sharded model": self.sharded is not None, "parts": sorted(self.run["parts"])}
-        return Summary(alike=alike, nonfinite=self.nonfinite, has_data="data" in self.own)
+        return Summary(
+            alike=alike, nonfinite=self.nonfinite, watch_because=self.watch_because, has_data="data" in self.own
+        )
 
 
 def take(given: Given, *, rank: int, copies: bool) -> Taken:
@@ -156,6 +163,8 @@ def take(given: Given, *, rank: int, copies: bool) -> Taken:
         own["data"] = taker.take(data, where="data")
     lies_in_shards = is_sharded(given.model)
     model = optimizer = sharded = None
+    if lies_in_shards or rank == 0:
+        look_at_memory(given.run, given.model, given.optimizer)
     if lies_in_shards:
         sharded = sharded_state.capture(given.model, given.optimizer, copy=copies)
     elif rank == 0:
@@ -163,14 +172,17 @@ def take(given: Given, *, rank: int, copies: bool) -> Taken:
         optimizer = taker.take(given.optimizer.state_dict(), where="optimizer.state_dict()")
     # A replica of a plain model looks as that of rank 0.
     nonfinite = find_nonfinite(given.model, given.optimizer) if lies_in_shards or rank == 0 else {}
+    of_the_run = _of_the_run(given, inside, taker, loss=loss)
     return Taken(
         step=given.step,
         model=model,
         optimizer=optimizer,
         sharded=sharded,
-        run=_of_the_run(given, inside, taker, loss=loss),
+        run=of_the_run,
         own=own,
         nonfinite=nonfinite,
+        # Taking the run's state has made its watch judge all that was measured up to here.
+        watch_because=unhealthy_because(given.run),
         loss=loss,
         lr=lr,
     )

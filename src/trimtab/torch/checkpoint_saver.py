@@ -104,7 +104,9 @@ class Saver:
         begun = ranks.from_first(lambda: self._begin_draft(given, found, drafts))
         self.run_id, self.baseline = begun.run_id, begun.baseline
         self._has_saved = True
-        because = _unhealthy_because(healthy=given.healthy, found=found, baseline=begun.baseline)
+        watch_because = tuple(dict.fromkeys(sentence for one in told for sentence in one.watch_because))
+        worse = worse_than(begun.baseline, found)
+        because = _unhealthy_because(healthy=given.healthy, found=(*worse, *watch_because))
         has_data = [one.has_data for one in told]
         run = given.run
 
@@ -244,14 +246,11 @@ def _refuse_unlike(told: list[Summary]) -> None:
                 )
 
 
-def _unhealthy_because(
-    *, healthy: bool | None, found: Mapping[str, Nonfinite], baseline: Mapping[str, Nonfinite]
-) -> tuple[str, ...]:
+def _unhealthy_because(*, healthy: bool | None, found: tuple[str, ...]) -> tuple[str, ...]:
     """Why the checkpoint is not healthy, a sentence each; what the caller says overrides what is found."""
     if healthy is True:
         return ()
-    because = worse_than(baseline, found)
-    return (_SAID_SO, *because) if healthy is False else because
+    return (_SAID_SO, *found) if healthy is False else found
 
 
 def _tell_baseline(baseline: Mapping[str, Nonfinite]) -> None:

@@ -124,7 +124,8 @@ class Gate:
         With a guard that decides on the host it waits for the loss, and once more to name the row of a skip that is
         said. Among several ranks a guard calls one collective, and before the first micro-batch another, by which
         settings are compared: where the group sums on the CPU (gloo), both block until every rank has called them; on a
-        device's own stream (NCCL) the host waits for the one before the first, and for each where the host decides.
+        device's own stream (NCCL) the host waits for the one before the first, and for each where the host decides. A
+        watch compares its settings before the first likewise.
 
         Args:
             micro_batch: Its losses, reduced to rows.
@@ -136,11 +137,12 @@ class Gate:
             The decision, for `bind`. None without a guard.
 
         Raises:
-            UsageError: If the ranks of the model may run out of data at different steps (`Join`), or have guards with
-                different settings.
+            UsageError: If the ranks of the model may run out of data at different steps (`Join`), or have guards or
+                watches with different settings.
             GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
                 else about an earlier one of which the host hears now.
         """
+        self._compare_watches()
         rows, sums, tokens = map(to_host, (micro_batch.rows, micro_batch.row_loss_sums, micro_batch.row_num_tokens))
         if self._guarding is None:
             self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
@@ -335,6 +337,17 @@ class Gate:
             self._veto = None
 
     # Within.
+
+    def _compare_watches(self) -> None:
+        """Refuses watches that differ between ranks, before the first micro-batch that one of them sees."""
+        watch = self.core.watch
+        if watch is None or watch.has_begun or self.ranks.alone:
+            return
+        self.ranks.refuse_unlike(
+            watch.settings,
+            of="watches",
+            otherwise="Pass the same watch= on every rank: figures are summed over ranks at the same steps.",
+        )
 
     def _drop_next(self, dropped: bool | torch.Tensor) -> None:  # noqa: FBT001 - a verdict
         if self._optimizer is None:

@@ -11,38 +11,39 @@ several ranks `micro_batch` and `step` say which sums they take, and who waits f
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, SupportsFloat
+from typing import Literal
 
 import torch
 from torch import nn
 
 from trimtab.dataset import DatasetFacts, describe
-from trimtab.errors import GuardLockupError, UsageError
+from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.notices import say
+from trimtab.rules.watch_config import WatchConfig
 from trimtab.run import RunCore, switched_off
 from trimtab.torch.gate import Gate
 from trimtab.torch.gradients import clip_gradients
+from trimtab.torch.live_run import LiveRun
 from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.meeting import meeting_place
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.router_watch import RouterWatch
 from trimtab.torch.schedule import current_lr, loss_scale
-from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, saved_divisor
+from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts
 from trimtab.torch.stepped import SteppedParameters
+from trimtab.torch.watch_of import watch_of
 from trimtab.torch.window import WindowMean
 from trimtab.values import RunHeader
+from trimtab.watching import OnFinding
 
 __all__ = ["Run", "StepOutcome"]
 
 
-class Run:
+class Run(LiveRun):
     """Records a loop of one's own and keeps anomalous micro-batches out of its updates.
 
     Example:
@@ -70,6 +71,8 @@ class Run:
         normalize: Literal["micro", "window"] = "micro",
         guard: GuardConfig | None = None,
         record: bool = True,
+        watch: bool | WatchConfig | RouterWatch | None = None,
+        on_finding: OnFinding | None = None,
         dataset: object | None = None,
         row_id: str = "row_id",
         run_id: str | None = None,
@@ -89,6 +92,12 @@ class Run:
                 token of the window counts alike, on whichever rank.
             guard: Settings of the guard. None: nothing is ever skipped or dropped, not even a NaN.
             record: False: no folder, no registry entry, no thread.
+            watch: True: looks after the run's health, and after the routers of a model that has any it knows; see
+                docs/health.md and docs/router.md. A `WatchConfig`: likewise, by these settings. A `RouterWatch`: by
+                its settings, and after the routers that it taps. Never stops training, and leaves parameters
+                bit-identical. Pass it on every rank.
+            on_finding: Called with each `WatchFinding`, between two steps, in the thread that trains. An `Exception`
+                in it is said once, and not raised.
             dataset: What the row numbers index; its length and fingerprint go into the log. Nothing is drawn from it
                 beyond plain lists.
             row_id: What the row number is called in the log's description of itself.
@@ -101,13 +110,14 @@ class Run:
             UsageError: If a setting makes no sense.
         """
         if switched_off():
-            guard, record = None, False
+            guard, record, watch, on_finding = None, False, None, None
         accumulation = at_least_one(accumulation, name="accumulation", unit="micro-batches")
         max_grad_norm = check_max_grad_norm(max_grad_norm)
         if normalize not in ("micro", "window"):
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
         check_parts(model=model, optimizer=optimizer)
         check_guard(guard, model=model)
+        self._watching = watch_of(watch, on_finding=on_finding)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
             header = self._described(header, dataset=dataset, row_id=row_id)
@@ -121,8 +131,11 @@ class Run:
             record=record and self._ranks.records,
             meet=meet,
             rank=self._ranks.rank,
+            watch=self._watching.new if self._watching is not None else None,
         )
         self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer, ranks=self._ranks)
+        if self._watching is not None:
+            self._watching.begin(self._core.watch, model=model, optimizer=optimizer, ranks=self._ranks)
         self._optimizer = optimizer
         self._stepped = SteppedParameters(model, optimizer) if optimizer is not None else None
         self._accumulation = accumulation
@@ -284,100 +297,10 @@ class Run:
             loss_scale=scale_before,
         )
         self._mean.begin()
+        core.tell_findings()
         return outcome
 
-    # Beside the steps.
-
-    def evaluation(self, loss: SupportsFloat, **metrics: Any) -> None:
-        """Records an evaluation at the present step; waits if `loss` is on a device."""
-        self._core.evaluation(float(loss), metrics)
-
-    def event(self, kind: str, **facts: Any) -> None:
-        """Records that something happened, with JSON-ready facts."""
-        self._core.event(kind, facts)
-
-    def flush(self) -> bool:
-        """Hands what was recorded up to now to the operating system, so that a kill does not lose it. Never raises.
-
-        For whoever saves a checkpoint: after `state_dict`, on every rank. Waits for the disk, and for losses that are
-        on their way from a device, 10 seconds at most.
-
-        Returns:
-            Whether all of it is there; False, and at once, where a rank above 0 has not heard yet where to write.
-        """
-        return self._core.flush()
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values: run id, step, guard history, last losses. Put it into every checkpoint.
-
-        Waits for the device, and where that decides may raise `GuardLockupError` then.
-        """
-        self._gate.drain()
-        return {**self._core.state_dict(), "divisor": self._mean.divisor}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues the run of the checkpoint as its next attempt; call it before the first `micro_batch`.
-
-        With `record=False` it may also be called later, between two windows. Waits for the device where that decides.
-
-        Raises:
-            UsageError: If something was recorded already, or the state is of another version or guard.
-        """
-        divisor = saved_divisor(state)
-        self._gate.load_state_dict(state)
-        self._mean.divisor = divisor
-
-    @property
-    def run_id(self) -> str | None:
-        """The run's id; None until something was recorded."""
-        return self._core.run_id
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder; None until something was recorded."""
-        return self._core.folder
-
-    @property
-    def num_skipped(self) -> int:
-        """Micro-batches that the guard has skipped; 0 without one. Waits and raises as `state_dict`."""
-        self._gate.drain()
-        return self._core.guard.num_skipped if self._core.guard is not None else 0
-
-    def close(self) -> None:
-        """Writes what is pending and ends the run; a second call does nothing. Waits for the device.
-
-        Raises:
-            GuardLockupError: If the guard is set to raise on a lock-up, and the host hears of one only now.
-        """
-        self._end("closed")
-
-    def __enter__(self) -> Self:
-        """Gives the run itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the run, naming the error that ended it, if any."""
-        self._end("closed" if kind is None else kind.__name__)
-
     # Within.
-
-    def _end(self, reason: str) -> None:
-        num_steps = self._core.step - 1
-        try:
-            if reason == "closed":
-                self._gate.drain()
-            else:  # nobody waits for a device that may be the error's cause, or asks one that has failed
-                with suppress(RuntimeError):
-                    self._gate.leave(waits=False)
-        except GuardLockupError as error:
-            reason = type(error).__name__
-            raise
-        finally:
-            self._gate.remove()
-            if self._core.close(reason=reason) and self._core.is_first_rank:
-                say("run", f"Trimtab recorded the run up to step {num_steps}: trimtab rewind {self.run_id}")
 
     def _host_header(self) -> RunHeader:
         """What only the host knows of the run; an integration tells more."""
@@ -391,7 +314,3 @@ class Run:
     def _row_index(self, facts: DatasetFacts, row_id: str) -> str:
         """What a row number of the dataset indexes, in words."""
         return f"{row_id}: {facts.row_index}"
-
-    @property
-    def _core(self) -> RunCore:
-        return self._gate.core

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trimtab.analysis.series import StepSeries
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
+from trimtab.log.source import RecordedEvent
 from trimtab.log.steps import UNKNOWN_REASON
 from trimtab.values import STEP_REASONS, RunHeader
 
@@ -50,8 +51,17 @@ class FabricatedLog:
     def step_columns(self, *, brief=False):
         return self._steps
 
-    def event_list(self):
-        return self._events
+    def step_blocks(self):
+        yield self._steps
+
+    def event_list(self, *, without=()):
+        return [event for event in self._events if event.kind not in without]
+
+    def event_stream(self, kinds):
+        return (RecordedEvent(event, 0, None) for event in self._events if event.kind in kinds)
+
+    def side_columns(self):
+        return SideColumns.empty()
 
     def restarts(self):
         return self._restarts

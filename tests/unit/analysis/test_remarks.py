@@ -208,13 +208,6 @@ def test_where_no_event_tells_the_first_step_of_an_attempt_does(make_log):
     assert notices_of(make_log([], steps=records), "resumed") == ["step 201: the run resumed at that very step"]
 
 
-def test_an_evaluation_that_is_not_finite_is_said(make_log):
-    events = [Event("evaluation", step, 0.0, {"loss": loss}) for step, loss in ((5, 1.0), (12, "nan"), (13, math.inf))]
-    assert notices_of(make_log(flat(9), events=events), "evaluation") == [
-        "the loss of an evaluation was not finite at steps 12, 13"
-    ]
-
-
 def test_a_log_without_rows_says_so_and_what_it_holds_of_the_step_asked_for(make_log):
     log = make_log([], steps=records_of((2.0, 1.5), (3.0, NAN)))
     assert "this log holds no rows, only steps: no row can be named. Attach Trimtab to a run to record them" in (

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "loss-spike-guard"
+NAMES = [NAME, "moe-router-stability"]
 
 
 def ours(name=NAME):
@@ -28,7 +29,7 @@ def files_below(folder):
 def test_every_skill_is_listed_with_what_it_is_for(trimtab):
     result = trimtab("skills")
     assert result.exit_code == 0
-    assert [line for line in result.stdout.splitlines() if line == NAME]
+    assert [line for line in result.stdout.splitlines() if line in NAMES] == NAMES
     assert "trimtab skills install DIR" in result.stdout
 
 
@@ -46,7 +47,7 @@ def test_a_skill_is_copied_whole_into_a_folder_that_is_made_for_it(trimtab, here
     assert result.exit_code == 0, result.output
     assert files_below(here / "agents" / "of" / "mine" / NAME) == ours()
     assert [line for line in result.stdout.splitlines() if line.startswith("Wrote ")] == [
-        f"Wrote agents/of/mine/{NAME}/{name}" for name in sorted(ours())
+        f"Wrote agents/of/mine/{skill}/{name}" for skill in NAMES for name in sorted(ours(skill))
     ]
 
 
@@ -62,7 +63,7 @@ def test_a_second_copy_changes_nothing_and_says_so(trimtab, here):
     before = {path: path.stat().st_mtime_ns for path in (here / "agents").rglob("*")}
     result = trimtab("skills", "install", "agents")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.count("Unchanged: ") == len(ours())
+    assert result.stdout.count("Unchanged: ") == sum(len(ours(skill)) for skill in NAMES)
     assert {path: path.stat().st_mtime_ns for path in (here / "agents").rglob("*")} == before
 
 
@@ -156,7 +157,8 @@ def test_force_replaces_a_link_and_not_what_it_leads_to(trimtab, here, target):
     assert entry.readlink() == here / target
     assert trimtab("skills", "install", "agents", "--force").exit_code == 0
     assert not entry.is_symlink()
-    assert files_below(here) == {**{f"agents/{NAME}/{name}": data for name, data in ours().items()}, "mine.md": b"mine"}
+    copied = {f"agents/{skill}/{name}": data for skill in NAMES for name, data in ours(skill).items()}
+    assert files_below(here) == {**copied, "mine.md": b"mine"}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="whoever may write everywhere is refused nowhere")

@@ -31,6 +31,10 @@ def test_the_document_has_the_keys_of_the_schema(make_findings):
         "rows",
         "rows_left_out",
         "preview_withheld",
+        "health",
+        "health_left_out",
+        "router",
+        "router_at_finding",
         "notices",
     ]
     assert {"step", "first", "last", "num_steps", "kind", "signal", "severity", "rule", "value", "loss"} <= set(

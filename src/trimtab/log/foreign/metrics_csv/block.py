@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from trimtab.log.foreign.left_out import LeftOut
 from trimtab.log.foreign.metrics_csv.header import Header, read_header, split_line
+from trimtab.log.foreign.steps.beside import BESIDE_ROLES
 from trimtab.log.foreign.steps.cells import INT64, NoNumber, as_step, read_number
 from trimtab.log.foreign.steps.metric_names import Role
 
-_VALUES: Final[tuple[Role, ...]] = ("loss", "grad_norm", "lr", "loss_scale", "num_tokens", "epoch")
+_VALUES: Final[tuple[Role, ...]] = ("loss", "grad_norm", "lr", "loss_scale", "num_tokens", "epoch", *BESIDE_ROLES)
 _EXACT: Final = 2.0**53
 """Up to here every whole number is a float64."""
 
@@ -189,7 +190,7 @@ def _why_left_out(
     of_role = dict(zip(roles, numbers, strict=False))
     if step is not None and isinstance(of_role.get("loss"), NoNumber):
         return "with a loss that is no number"
-    of_step = (of_role.get("loss"), of_role.get("grad_norm"), *numbers[len(roles) :])
+    of_step = (of_role.get("loss"), of_role.get("grad_norm"), *map(of_role.get, BESIDE_ROLES), *numbers[len(roles) :])
     if step is not None and any(isinstance(value, float) for value in of_step):
         return ""
     if num_missing:

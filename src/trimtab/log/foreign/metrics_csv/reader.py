@@ -19,6 +19,7 @@ from trimtab.log.foreign.line_blocks import MAX_LINE_BYTES, Lines, line_blocks
 from trimtab.log.foreign.metrics_csv.block import Block, Column, read_columns, read_lines
 from trimtab.log.foreign.metrics_csv.header import Header, read_header
 from trimtab.log.foreign.metrics_csv.quotes import JoinedLines
+from trimtab.log.foreign.steps.beside import BESIDE_ROLES, Beside
 from trimtab.log.foreign.steps.epochs import counted_through, epoch_as_step
 from trimtab.log.foreign.steps.evaluations import Evaluations
 from trimtab.log.foreign.steps.metric_names import Role
@@ -63,6 +64,8 @@ class _Reading:
         self._num_entries = 0
         self._has_steps = False
         self._evaluations = Evaluations()
+        self._beside: list[Beside] = []
+        self._has_beside: list[NDArray[np.bool_]] = []
         self._left_out = LeftOut()
         self._unread = LeftOut(fate="read without it")
         self._on_names: list[str] = []
@@ -85,10 +88,13 @@ class _Reading:
         records = StepRecords.concat(self._blocks)
         epoch = np.concatenate([np.empty(0), *self._epochs])
         is_step = np.concatenate([np.empty(0, np.bool_), *self._is_step])
+        has_beside = np.concatenate([np.empty(0, np.bool_), *self._has_beside])
         step, notices = self._steps(records.step, epoch)
         return Metrics(
             records=records._replace(step=step).take(is_step),
             events=self._evaluations.events(step),
+            event_places=self._evaluations.places(records.place),
+            beside=Beside.concat(self._beside)._replace(step=step[has_beside]),
             notices=[
                 *_on_later_headers(self._later_headers),
                 *self._on_names,
@@ -180,7 +186,16 @@ class _Reading:
         )
         self._blocks.append(records)
         self._epochs.append(column("epoch").value)
-        self._is_step.append(loss.given | grad_norm.given | ~evaluated)
+        beside = Beside.of(
+            block.step,
+            place=block.place,
+            values={role: block.values[role].value for role in BESIDE_ROLES if role in block.values},
+            names=header.roles.names,
+        )
+        has_beside = np.isin(block.place, beside.place)
+        self._beside.append(beside)
+        self._has_beside.append(has_beside)
+        self._is_step.append(loss.given | grad_norm.given | ~(evaluated | has_beside))
         self._num_entries += size
 
 

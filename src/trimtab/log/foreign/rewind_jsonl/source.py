@@ -12,7 +12,7 @@ resumed into the same file. A header that names another dataset begins a run of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.errors import LogError
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
 from trimtab.log.foreign.left_out import MAX_NAMED, LeftOut, on_open_line
 from trimtab.log.foreign.line_blocks import MAX_LINE_BYTES, Lines, line_blocks
 from trimtab.log.foreign.rewind_jsonl.attempts import AttemptCounter
@@ -35,6 +35,7 @@ from trimtab.log.foreign.rewind_jsonl.lines import (
 from trimtab.log.foreign.rewind_jsonl.parked import ParkedRows
 from trimtab.log.foreign.rewind_jsonl.repeats import RepeatFinder
 from trimtab.log.foreign.rewind_jsonl.usual_lines import UsualLines
+from trimtab.log.source import RecordedEvent
 from trimtab.values import Event, RunHeader
 
 
@@ -118,9 +119,21 @@ class RewindSource:
         """No step records: the format has none."""
         return StepColumns.empty()
 
-    def event_list(self) -> list[Event]:
+    def step_blocks(self) -> Iterator[StepColumns]:
+        """No step records: the format has none."""
+        yield from ()
+
+    def event_list(self, *, without: Collection[str] = ()) -> list[Event]:
         """No events: the format has none."""
         return []
+
+    def event_stream(self, kinds: Collection[str]) -> Iterator[RecordedEvent]:
+        """No events: the format has none."""
+        yield from ()
+
+    def side_columns(self) -> SideColumns:
+        """Nothing: the format has rows alone."""
+        return SideColumns.empty()
 
     def id_columns(self) -> IdColumns:
         """None: a log of this format knows rows by number alone."""

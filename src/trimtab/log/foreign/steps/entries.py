@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.log.foreign.left_out import LeftOut
+from trimtab.log.foreign.steps.beside import BESIDE_ROLES, Beside
 from trimtab.log.foreign.steps.cells import INT64, NoNumber, read_number
 from trimtab.log.foreign.steps.epochs import counted_through, epoch_as_step
 from trimtab.log.foreign.steps.evaluations import Evaluations
@@ -142,10 +143,12 @@ class Entries:
         evaluated = _any_given(map(self._column, roles.eval_losses), size=place.size)
         is_bad = loss.bad | (grad_norm.bad & ~loss.given)
         is_step = (loss.given | grad_norm.given | (loss.null & ~evaluated)) & ~is_bad
-        step, has_step, on_steps = self._steps(place, column("step"), epoch, which=is_step | evaluated)
+        has_beside = _any_given((column(role) for role in BESIDE_ROLES), size=place.size)
+        step, has_step, on_steps = self._steps(place, column("step"), epoch, which=is_step | evaluated | has_beside)
         self.left_out.add_all(place[is_bad].tolist(), "with a loss or gradient norm that is no number")
         self.left_out.add_all(place[(is_step | evaluated) & ~has_step].tolist(), "without a whole number as step")
         is_record = is_step & has_step
+        has_beside &= has_step
         for role, found in columns.items():
             if role != "step":
                 self._unread.add_all(
@@ -167,6 +170,13 @@ class Entries:
         return Metrics(
             records=records.take(is_record),
             events=evaluations.events(step),
+            event_places=evaluations.places(place),
+            beside=Beside.of(
+                step[has_beside],
+                place=place[has_beside],
+                values={role: column(role).value[has_beside] for role in BESIDE_ROLES if role in columns},
+                names=roles.names,
+            ),
             notices=[
                 *roles.notices(),
                 *on_steps,

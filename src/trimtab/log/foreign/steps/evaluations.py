@@ -57,6 +57,10 @@ class Evaluations:
         """The events, in the order taken; `step` (N,) is the optimizer step of each entry, where entries were given."""
         return [kept if isinstance(kept, Event) else _event(kept, step) for kept in self._kept]
 
+    def places(self, place: NDArray[np.int64]) -> list[int]:
+        """Where each of the events stands, where entries were given; `place` (N,) is that of each entry."""
+        return [0 if isinstance(kept, Event) else int(place[kept.at]) for kept in self._kept]
+
     def notices(self) -> list[str]:
         """How many were cut."""
         if not self._num_left_out:

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-Role = Literal["step", "loss", "grad_norm", "lr", "loss_scale", "num_tokens", "epoch"]
+Role = Literal[
+    "step", "loss", "grad_norm", "lr", "loss_scale", "num_tokens", "epoch", "router_z", "load_balance", "tokens_per_s"
+]  # fmt: skip
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -39,6 +41,17 @@ NAMES: Final[dict[Role, tuple[str, ...]]] = {
     # Not "num_tokens" or "tokens": what goes by these names is mostly a sum over the run.
     "num_tokens": ("tokens_per_step", "step_tokens", "num_step_tokens", "num_supervised_tokens"),
     "epoch": ("epoch", "train/epoch", "epochs"),
+    # Beside the steps: what a router did, over all layers. Not "entropy": of a policy, or of the tokens, it is another.
+    "router_z": ("router_z", "z", "z_sum", "router_z_loss", "z_loss", "zloss", "router_zloss"),
+    "load_balance": (
+        "load_balance", "lbl", "load_balancing", "load_balance_loss", "load_balancing_loss", "lb_loss", "lbloss",
+        "balance_loss", "router_aux_loss", "aux_loss", "auxiliary_loss", "aux_loss_lb",
+    ),
+    "tokens_per_s": (
+        "tokens_per_sec", "tokens_per_second", "tokens_per_s", "tok_per_sec", "tok/s", "tokens/s", "tokens/sec",
+        "train_tokens_per_second", "tps", "throughput/tokens_per_sec", "throughput/device/tokens_per_sec",
+        "throughput_tokens_per_sec", "throughput(tps)", "train/tokens_per_sec", "perf/tokens_per_sec",
+    ),
 }  # fmt: skip
 """Names of each role in `normalised` spelling, the ones that win in front."""
 
@@ -52,6 +65,11 @@ WANDB_STEP: Final = "_step"
 
 MAX_NAMED: Final = 3
 """Names of second choice that a notice gives."""
+
+ROUTER_ROLES: Final[frozenset[Role]] = frozenset(("router_z", "load_balance"))
+"""Roles whose names may have words in front: `moe/z_loss`, `train/router/z_loss`."""
+
+_OF_ROUTER: Final = re.compile(r"(?:train|training|eval|val|moe|router|routers|aux|metrics|losses|loss)[/_]")
 
 _SEPARATORS: Final = re.compile(r"[\s.\-]+")
 _EVALUATION: Final = re.compile(r"(?:^|[/_])(?:eval|evaluation|val|valid|validation|test|dev|heldout)(?:$|[/_])")
@@ -75,7 +93,8 @@ def is_eval_loss(name: str) -> bool:
         (True, True, True, False)
     """
     known = normalised(name)
-    return _EVALUATION.fullmatch(known) is not None or ("loss" in known and _EVALUATION.search(known) is not None)
+    is_loss = "loss" in known and not is_of_router(name)
+    return _EVALUATION.fullmatch(known) is not None or (is_loss and _EVALUATION.search(known) is not None)
 
 
 def rank_of(name: str, role: Role) -> int | None:
@@ -86,9 +105,24 @@ def rank_of(name: str, role: Role) -> int | None:
         return rank
     if role == "lr" and known.startswith(("lr_", "lr/")):
         return len(NAMES[role])
+    if role in ROUTER_ROLES:
+        while rank is None and (word := _OF_ROUTER.match(known)):
+            known = known[word.end() :]
+            rank = _RANKS[role].get(known)
+        return None if rank is None else rank + len(NAMES[role])
     if role == "loss" and known.endswith("loss") and not is_eval_loss(name):
-        return len(NAMES[role])
+        return len(NAMES[role]) + is_of_router(name)
     return None
+
+
+def is_of_router(name: str) -> bool:
+    """Whether a name is a figure of a router: the last to be taken for a training loss, whatever it ends in.
+
+    Example:
+        >>> is_of_router("moe/z_loss"), is_of_router("train/load_balancing_loss"), is_of_router("my_loss")
+        (True, True, False)
+    """
+    return any(rank_of(name, role) is not None for role in ROUTER_ROLES)
 
 
 @dataclass(frozen=True, slots=True)

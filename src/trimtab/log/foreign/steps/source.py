@@ -9,7 +9,7 @@ for every format, and said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.errors import LogError
-from trimtab.log.columns import IdColumns, RowColumns, StepColumns
+from trimtab.log.columns import IdColumns, RowColumns, SideColumns, StepColumns
 from trimtab.log.foreign.steps.attempts import Attempts, find_attempts
+from trimtab.log.foreign.steps.beside import Beside
 from trimtab.log.foreign.steps.records import UNCOUNTED, StepRecords
+from trimtab.log.source import RecordedEvent
 from trimtab.values import Event, RunHeader
 
 MAX_NAMED: Final = 5
@@ -35,11 +37,15 @@ class Metrics(NamedTuple):
         records: Step records in the order of the file.
         events: Evaluations and the like, in the order of the file.
         notices: What to say of lines left out, names chosen, a torn end.
+        event_places: Where each of the events stands, as the `place` of a record; none where the format does not tell.
+        beside: What stands beside the steps; None where the format does not look for it.
     """
 
     records: StepRecords
     events: list[Event]
     notices: list[str]
+    event_places: list[int] | None = None
+    beside: Beside | None = None
 
 
 class StepSource:
@@ -134,9 +140,29 @@ class StepSource:
             num_skipped_tokens=np.zeros(size, np.int64),
         )
 
-    def event_list(self) -> list[Event]:
+    def step_blocks(self) -> Iterator[StepColumns]:
+        """All step records, in one block: they are held anyway."""
+        yield self.step_columns()
+
+    def event_list(self, *, without: Collection[str] = ()) -> list[Event]:
         """Evaluations and whatever else the format tells, in the order of the file."""
-        return self._read()[0].events
+        events = self._read()[0].events
+        return [event for event in events if event.kind not in without] if without else events
+
+    def event_stream(self, kinds: Collection[str]) -> Iterator[RecordedEvent]:
+        """Of the events those of these kinds, in the order of the file."""
+        metrics, attempts = self._read()
+        places = metrics.event_places
+        of = None if places is None else _attempts_at(attempts, places)
+        for number, event in enumerate(metrics.events):
+            if event.kind in kinds:
+                yield RecordedEvent(event, 0, None if of is None else int(of[number]))
+
+    def side_columns(self) -> SideColumns:
+        """Figures of routers and the throughput, in the order of the file."""
+        metrics, attempts = self._read()
+        beside = metrics.beside
+        return SideColumns.empty() if beside is None else beside.columns(_attempts_at(attempts, beside.place))
 
     def id_columns(self) -> IdColumns:
         """None: there are no rows."""
@@ -156,6 +182,12 @@ class StepSource:
                 ) from error
             self._attempts = find_attempts(self._metrics.records)
         return self._metrics, self._attempts
+
+
+def _attempts_at(attempts: Attempts, places: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:
+    """The attempt (N,) that each of some places in the file (N,) lies in; what stands before the first is of it."""
+    begins = np.array([begin.place for begin in attempts.begins], np.int64)
+    return np.maximum(np.searchsorted(begins, np.asarray(places, np.int64), side="right"), 1).astype(np.int32)
 
 
 def _on_no_step(metrics: Metrics) -> list[str]:

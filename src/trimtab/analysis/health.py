@@ -1,0 +1,294 @@
+"""What a watch would have said, and what it did say, from the log of a run alone.
+
+    step records, events, columns of other tools -> one order -> HealthRules -> Health
+
+Enters: a log and the series of its runs. Leaves: findings, worst first, and what the routers looked like. Invariants:
+rules and settings are those of the watch, fed in the order in which it was; what `rewind` tells of steps (gradient
+norms that jump, losses that are 0.0 by mistake) is not told here again; of what the log alone cannot show, a watch's
+own word counts. A report of routers is judged and let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from trimtab.analysis.attempts import StepReading
+from trimtab.analysis.health_order import Placed, events_in_order, side_places
+from trimtab.analysis.health_settings import read_settings
+from trimtab.analysis.observed_steps import HealthSteps
+from trimtab.analysis.router_reports import read_side, report_of, side_report, summary
+from trimtab.analysis.several_runs import JudgedRun
+from trimtab.analysis.spikes import SEVERITY_ORDER
+from trimtab.errors import UsageError
+from trimtab.findings import RouterSummary
+from trimtab.log.columns import SideColumns
+from trimtab.log.reader import Log
+from trimtab.rules.health import HealthRules, ObservedStep
+from trimtab.rules.health.evaluated import evaluated_losses
+from trimtab.values import Event
+from trimtab.watched import (
+    FINDING_EVENT,
+    ROUTER_EVENT,
+    VITALS_EVENT,
+    WATCH_EVENT,
+    FindingKind,
+    RouterReport,
+    WatchFinding,
+)
+from trimtab.watched_json import finding_from_facts, vitals_from_facts
+
+MAX_FINDINGS: Final = 1_000
+"""Findings listed at most."""
+
+MAX_LAYERS_JUDGED: Final = 50_000
+"""Layers of reports that are judged again, 0.1 ms each: 14 layers every 50 steps are those of 178,000 steps. From there
+on the watch's own word counts, and figures are read of the last report alone."""
+
+EVALUATION: Final = "evaluation"
+
+LARGE_EVENTS: Final = (ROUTER_EVENT, VITALS_EVENT)
+"""Kinds that are read one by one only: with the counts of every expert they are the largest part of a log."""
+
+TOLD_BY_SPIKES: Final[frozenset[FindingKind]] = frozenset(("grad_norm_jump", "zero_loss"))
+"""What stands among the spikes, and in the notices, already."""
+
+SAID_ALONE: Final[frozenset[FindingKind]] = frozenset(
+    (
+        "host_memory",
+        "device_memory",
+        "weight_applied_twice",
+        "weight_not_applied",
+        "weight_differs",
+        "constant_aux",
+        "accumulation_dependent",
+        "logged_differs",
+    )
+)
+"""What only the training could see: each rank's memory, and audits, of which the log holds the result alone."""
+
+OF_ROUTERS: Final[frozenset[FindingKind]] = frozenset(
+    (
+        "collapse",
+        "dead_experts",
+        "z_band",
+        "logits_growing",
+        "load_balance_rising",
+        "scale_changed",
+        "counts_mismatch",
+    )
+)
+"""What is found in a report of routers."""
+
+_KINDS: Final = (EVALUATION, ROUTER_EVENT, VITALS_EVENT, FINDING_EVENT, WATCH_EVENT)
+
+
+class Health(NamedTuple):
+    """What was found in all runs of a log.
+
+    Attributes:
+        findings: Critical, warning, notice, then by step; at most `MAX_FINDINGS`.
+        num_left_out: How many were cut.
+        router: The last report; None where there is none.
+        router_at_finding: The report at which the first finding about routers was made, if that is another one.
+        notices: What could not be judged, or was judged in another way than it stands there.
+    """
+
+    findings: tuple[WatchFinding, ...]
+    num_left_out: int
+    router: RouterSummary | None
+    router_at_finding: RouterSummary | None
+    notices: tuple[str, ...]
+
+
+def judge_health(log: Log, runs: Sequence[JudgedRun]) -> Health:
+    """Judges the health of each run of a log, from a history of its own.
+
+    Args:
+        log: The log.
+        runs: Its runs.
+
+    Raises:
+        LogError: The log cannot be read any more.
+    """
+    steps, side = HealthSteps(log), log.side_columns()
+    judged = [_judge(log, run.reading, steps=steps, side=side, is_only_run=len(runs) == 1) for run in runs]
+    found = [
+        finding if run.number is None else dataclasses.replace(finding, text=f"run {run.number}: {finding.text}")
+        for run, one in zip(runs, judged, strict=True)
+        for finding in one.findings
+    ]
+    found.sort(key=lambda finding: (SEVERITY_ORDER[finding.severity], finding.step))
+    last = next((one for one in reversed(judged) if one.last is not None), judged[-1])
+    notices = dict.fromkeys(notice for one in judged for notice in one.notices)
+    if len(runs) > 1 and any(attempt is None for _, _, attempt in log.event_stream((EVALUATION,))):
+        notices["evaluations are not judged: of which of the runs in this file each of them is, it does not tell"] = (
+            None
+        )
+    return Health(
+        findings=tuple(found[:MAX_FINDINGS]),
+        num_left_out=max(0, len(found) - MAX_FINDINGS),
+        router=None if last.last is None else summary(last.last, first=last.named),
+        router_at_finding=last.at_finding if last.at_finding_step != _step_of(last.last) else None,
+        notices=tuple(notices),
+    )
+
+
+class _Judged:
+    """One run, while it is judged."""
+
+    def __init__(self) -> None:
+        self.rules = HealthRules()
+        self.findings: list[WatchFinding] = []
+        self.said: list[WatchFinding] = []
+        self.last: RouterReport | None = None
+        self.named: tuple[str, ...] = ()
+        self.at_finding: RouterSummary | None = None
+        self.notices: list[str] = []
+        self.unjudged_from: int | None = None
+        """The step from which reports of routers are no longer judged."""
+        self._unread: Event | None = None
+        """The newest report of those."""
+        self._num_layers = 0
+        self._rank: int | None = None
+
+    @property
+    def at_finding_step(self) -> int | None:
+        """The step of the first finding about routers."""
+        return None if self.at_finding is None else self.at_finding.step
+
+    def take(self, placed: Placed) -> None:
+        """Judges one event of the log."""
+        event = placed.event
+        if event.kind == FINDING_EVENT:
+            said = finding_from_facts(event.facts, step=event.step)
+            self.said += [] if said is None else [said]
+            return
+        # The first rank that has any: what all of them see they all record.
+        self._rank = placed.rank if self._rank is None else self._rank
+        if placed.rank != self._rank:
+            return
+        if event.kind == ROUTER_EVENT and self._num_layers >= MAX_LAYERS_JUDGED:
+            self.unjudged_from = event.step if self.unjudged_from is None else self.unjudged_from
+            self._unread = event
+        elif event.kind == ROUTER_EVENT:
+            self.router(report_of(event))
+        elif event.kind == VITALS_EVENT:
+            self.findings += self.rules.vitals(vitals_from_facts(event.facts, step=event.step))
+        elif event.kind == EVALUATION:
+            self._evaluation(event)
+        elif event.kind == WATCH_EVENT:
+            self._settings(event)
+
+    def router(self, report: RouterReport) -> None:
+        """Judges one report of the routers."""
+        found = self.rules.router(report)
+        self._num_layers += len(report.layers)
+        self.findings += found
+        self.last = report
+        self.named = tuple(dict.fromkeys((*self.named, *(name for one in found for name in one.layers))))
+        if found and self.at_finding is None:
+            self.at_finding = summary(report, first=[name for one in found for name in one.layers])
+
+    def end(self, notices: Sequence[str]) -> None:
+        """Puts together what the log shows and what a watch said; `notices` are on how the log was read."""
+        self.notices += notices
+        if self._unread is not None:
+            self.last = report_of(self._unread)
+            self.notices.append(
+                f"reports of routers from step {self.unjudged_from} on are not judged again, there are too many: what "
+                "the watch said of them is told"
+            )
+        self.findings = _with_said(self.findings, self.said, trusted_from=self.unjudged_from)
+
+    def _evaluation(self, event: Event) -> None:
+        finite = event.facts.get("weights_finite")
+        for name, loss in evaluated_losses(event.facts):
+            self.findings += self.rules.evaluation(
+                event.step, loss, name=name, weights_finite=finite if isinstance(finite, bool) else None
+            )
+
+    def _settings(self, event: Event) -> None:
+        """A watch began: it goes on with what was known, by settings of its own."""
+        read = read_settings(event.facts)
+        if read.wrong:
+            self.notices.append(
+                f"the watch's {', '.join(read.wrong)} in the log cannot be: judged by the default in their place"
+            )
+        rules = HealthRules(read.config)
+        with contextlib.suppress(UsageError):  # a number that no state holds: the history then starts anew
+            rules.load_state_dict(self.rules.state_dict())
+        self.rules = rules
+
+
+def _judge(log: Log, reading: StepReading, *, steps: HealthSteps, side: SideColumns, is_only_run: bool) -> _Judged:
+    """Feeds the rules with one run."""
+    series, judged = reading.series, _Judged()
+    read = read_side(side)
+    observed = steps.of_run(series, side=side)
+    ahead: ObservedStep | None = None
+    has_begun, first_step = False, 1
+    for after, what in _merged(log, reading, is_only_run=is_only_run):
+        if not has_begun:
+            ahead, has_begun = next(observed, None), True
+        while ahead is not None and ahead.step <= after:
+            judged.findings += judged.rules.step(ahead)
+            ahead = next(observed, None)
+        if isinstance(what, Placed):
+            judged.take(what)
+            continue
+        report = side_report(read, what, step=after, first_step=min(first_step, after))
+        if report is not None:
+            judged.router(report)
+            first_step = after + 1
+    # Behind the last evaluation quiet steps say nothing: of a log without any they are not even read.
+    if not has_begun and not steps.is_quiet:
+        ahead = next(observed, None)
+    while ahead is not None and not steps.is_quiet:
+        judged.findings += judged.rules.step(ahead)
+        ahead = next(observed, None)
+    judged.end(read.notices)
+    return judged
+
+
+def _merged(log: Log, reading: StepReading, *, is_only_run: bool) -> Iterator[tuple[int, Placed | int]]:
+    """Events and entries of another tool's log, by the step behind which they took place; entries first."""
+    entries = side_places(log, series=reading.series)
+    ahead = next(entries, None)
+    for placed in events_in_order(log, _KINDS, series=reading.series, is_only_run=is_only_run):
+        while ahead is not None and ahead[0] <= placed.event.step:
+            yield ahead
+            ahead = next(entries, None)
+        yield placed.event.step, placed
+    while ahead is not None:
+        yield ahead
+        ahead = next(entries, None)
+
+
+def _with_said(
+    judged: Sequence[WatchFinding], said: Sequence[WatchFinding], *, trusted_from: int | None
+) -> list[WatchFinding]:
+    """What the log shows, and what a watch said that the log alone does not show.
+
+    Args:
+        judged: Findings out of the log.
+        said: Findings as they were said.
+        trusted_from: The step from which the watch's word on routers counts as it stands; None: nowhere.
+    """
+    found = [finding for finding in judged if finding.kind not in TOLD_BY_SPIKES | SAID_ALONE]
+    known = {(finding.kind, finding.step) for finding in found}
+    added: dict[tuple[str, int, str], WatchFinding] = {}
+    for finding in said:
+        is_trusted = finding.kind in OF_ROUTERS and trusted_from is not None and finding.step >= trusted_from
+        if finding.kind in SAID_ALONE or (is_trusted and (finding.kind, finding.step) not in known):
+            added.setdefault((finding.kind, finding.step, finding.text), finding)
+        elif finding.kind not in TOLD_BY_SPIKES and (finding.kind, finding.step) not in known:
+            text = f"{finding.text} (said while it trained; the log alone does not show it)"
+            added.setdefault((finding.kind, finding.step, text), dataclasses.replace(finding, text=text))
+    return [*found, *added.values()]
+
+
+def _step_of(report: RouterReport | None) -> int | None:
+    return None if report is None else report.step

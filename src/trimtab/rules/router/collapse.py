@@ -1,0 +1,106 @@
+"""Collapse: a router that no longer routes, told from figures that all have to agree.
+
+Three ways: the load is on few experts though the router does not choose (ties), because it is sure of the same ones
+for every token, or with ordinary confidence. A fourth has a balanced load: a router that had learnt to choose and is
+uniform again. One that was never anything but uniform is young, and no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+from trimtab.rules.router.condition import Condition, condition_of, part_of_uniform
+from trimtab.rules.router.per_layer import PerLayer
+from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
+from trimtab.rules.scalar import spelled
+from trimtab.rules.state import damaged, is_finite, read_entries
+from trimtab.rules.watch_config import WatchConfig
+from trimtab.watched import FindingKind, RouterReport, WatchFinding
+
+HAD_LEARNT: Final = 0.9
+"""Part of ln E under which a token entropy must have been, for a uniform router to be one that has lost something: at 8
+experts logits of standard deviation 0.65, three times what counts as uniform."""
+
+NO_LONGER_UNIFORM: Final = 0.97
+"""Part of ln E under which a router that was uniform chooses again."""
+
+_WAYS: Final = {
+    "uniform": "the router is uniform, and ties send nearly all tokens to few experts",
+    "one_hot": "the router is sure of the same few experts for nearly all tokens",
+    "load": "the load has collapsed: nearly all tokens go to few experts",
+    "forgot": "the router had learnt to choose and is uniform again",
+}
+
+
+class Collapse(Judgement):
+    """Judges confidence, balance, MaxVio and spread of each layer together.
+
+    Args:
+        config: The settings.
+    """
+
+    kind: ClassVar[FindingKind] = "collapse"
+
+    def __init__(self, config: WatchConfig) -> None:
+        self._config = config
+        self._surest: PerLayer[float] = PerLayer()
+
+    def look(self, seen: Seen) -> Iterable[Sign]:
+        """Signs of collapsed layers, and of those that came back."""
+        for layer in seen.report.layers:
+            condition, part = condition_of(layer, self._config), part_of_uniform(layer)
+            surest = self._surest.get(layer.name)
+            if part is not None:
+                self._surest.put(layer.name, part if surest is None else min(part, surest))
+            had_learnt = surest is not None and surest <= HAD_LEARNT
+            way = _way(condition, had_learnt=had_learnt)
+            if way is not None:
+                yield Sign(layer=layer.name, topic="collapse", figures={"way": way, **condition.figures})
+            elif _is_back(condition, part, had_learnt=had_learnt):
+                yield Sign(layer=layer.name, topic="collapse", is_over=True)
+
+    def tell(self, report: RouterReport, signs: Sequence[Sign]) -> WatchFinding:
+        """One finding, which names the way of each layer."""
+        parts = []
+        for way, meaning in _WAYS.items():
+            those = [sign for sign in signs if sign.figures["way"] == way]
+            if those:
+                parts.append(f"in {layers_named(those)} {meaning} ({_figures(those[0].figures)})")
+        return self.finding(report, signs, "; ".join(parts), severity="critical", marks_unhealthy=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The lowest token entropy of each layer, as a part of ln E."""
+        return {"surest": self._surest.state_dict(lambda part: part)}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes over a `state_dict()`; `UsageError`, and nothing has changed, if it is none."""
+        (surest,) = read_entries(state, ("surest",), where=self.kind)
+        self._surest.load_state_dict(surest, _read_part)
+
+
+def _way(condition: Condition, *, had_learnt: bool) -> str | None:
+    if condition.crowded:
+        return condition.confidence if condition.confidence in ("uniform", "one_hot") else "load"
+    return "forgot" if condition.confidence == "uniform" and had_learnt else None
+
+
+def _is_back(condition: Condition, part: float | None, *, had_learnt: bool) -> bool:
+    """Whether a layer is clearly none of the four; by its confidence alone only where the load is not known."""
+    chooses = part is not None and part < NO_LONGER_UNIFORM
+    if condition.load is None:
+        return chooses
+    return condition.crowded is False and (chooses or not had_learnt or part is None)
+
+
+def _figures(figures: dict[str, Any]) -> str:
+    """The figures of one layer in a sentence, those that are known."""
+    names = {"load_entropy": "load entropy", "max_vio": "MaxVio", "token_entropy": "token entropy", "spread": "spread"}
+    told = [f"{name} {number(figures[key])}" for key, name in names.items() if figures.get(key) is not None]
+    return f"{figures['num_experts']} experts: {', '.join(told)}"
+
+
+def _read_part(found: Any) -> float:
+    if not is_finite(found):
+        raise damaged(f"the lowest token entropy is {spelled(found)}, not a number")
+    return float(found)

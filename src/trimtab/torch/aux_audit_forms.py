@@ -1,0 +1,112 @@
+"""What an auxiliary term is, by its definition; and what it is instead in loops that have another one.
+
+Enters: routers' logits of one micro-batch, with their graph. Leaves: one 0-d term each, with a gradient, and for a term
+that was stated the other forms that are known to stand in its place. Invariant: no form has a factor of its own but
+those of its definition.
+
+Shapes: L layers, T tokens, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from trimtab.torch.router_inputs import layers_of
+from trimtab.torch.router_losses import Convention, load_balancing_loss, router_z_loss
+
+OverLayers = Literal["sum", "mean"]
+"""How the values of several layers become one term."""
+
+Z: Final = "z"
+LOAD_BALANCE: Final = "load_balance"
+
+Form = Callable[[Sequence[torch.Tensor], torch.Tensor | None], torch.Tensor]
+"""Takes the logits (..., E) of all layers and the mask of real tokens; gives a 0-d term."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definitions:
+    """What "z" and "load_balance" mean.
+
+    Attributes:
+        top_k: k; None where no load balance is asked about.
+        convention: Of the load balance, as for `load_balancing_loss`.
+        over_layers: Of both, but for "hf", which pools.
+    """
+
+    top_k: int | None
+    convention: Convention
+    over_layers: OverLayers
+
+    def stated(self, name: str) -> Form:
+        """The definition of "z" or "load_balance"."""
+        if name == Z:
+            return lambda logits, mask: self._over(router_z_loss(list(logits), mask=mask))
+        if self.convention == "hf":
+            return self._pooled
+        return self._per_layer
+
+    def others(self, name: str, *, num_layers: int, has_mask: bool) -> dict[str, Form]:
+        """Other definitions that loops are known to have, by what they are, as the middle of a sentence.
+
+        Only such as point another way: a factor between two definitions is no form of its own.
+        """
+        stated = self.stated(name)
+        forms: dict[str, Form] = {}
+        if has_mask:
+            forms["its value with padding in it"] = lambda logits, mask: stated(logits, None)  # noqa: ARG005
+        if num_layers > 1:
+            forms["that of the first layer alone"] = lambda logits, mask: stated(logits[:1], mask)
+            forms["that of the last layer alone"] = lambda logits, mask: stated(logits[-1:], mask)
+        if name == Z:
+            forms["(mean of logsumexp)^2 instead of the mean of logsumexp^2"] = self._squared_mean
+            return forms
+        if num_layers > 1 and self.convention == "hf":
+            forms["a load balance of each layer, not pooled over layers"] = self._per_layer
+        elif num_layers > 1:
+            forms['a load balance pooled over layers (convention="hf")'] = self._pooled
+        # P is the mean of the full softmax; of the chosen experts alone it is too small, and balances otherwise.
+        forms["a load balance whose P is made of the chosen experts alone, not of the full softmax"] = self._chosen_only
+        forms["a load balance whose P is renormalised over the chosen experts"] = self._renormalised
+        return forms
+
+    def _per_layer(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        assert self.top_k is not None
+        convention: Convention = "switch" if self.convention == "hf" else self.convention
+        return self._over(load_balancing_loss(list(logits), top_k=self.top_k, convention=convention, mask=mask))
+
+    def _pooled(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        assert self.top_k is not None
+        return load_balancing_loss(list(logits), top_k=self.top_k, convention="hf", mask=mask)
+
+    def _squared_mean(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        means = [layer.mean(layer.logits.logsumexp(-1)) for layer in layers_of(list(logits), mask=mask)]
+        return self._over(torch.stack(means).square())
+
+    def _chosen_only(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        return self._by_chosen(logits, mask, renormalised=False)
+
+    def _renormalised(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        return self._by_chosen(logits, mask, renormalised=True)
+
+    def _by_chosen(
+        self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None, *, renormalised: bool
+    ) -> torch.Tensor:
+        assert self.top_k is not None
+        values = []
+        for layer in layers_of(list(logits), mask=mask):
+            full = layer.logits.softmax(-1)
+            chosen = torch.zeros_like(full).scatter(-1, full.detach().topk(self.top_k, dim=-1).indices, 1.0)
+            part = full * chosen
+            if renormalised:
+                part = part / part.sum(-1, keepdim=True)
+            divisor = 1 if self.convention == "hf" else self.top_k
+            values.append((layer.mean(chosen) * layer.mean(part)).sum() * (full.shape[1] / divisor))
+        return self._over(torch.stack(values))
+
+    def _over(self, values_L: torch.Tensor) -> torch.Tensor:  # noqa: N803 - L is a shape letter
+        return values_L.sum() if self.over_layers == "sum" else values_L.mean()
