@@ -19,7 +19,7 @@ HOSTS: Final = {"trl": "trimtab.integrations.trl", "transformers": "trimtab.inte
 if TYPE_CHECKING:
     from trimtab.guard import GuardConfig
     from trimtab.rules.watch_config import WatchConfig
-    from trimtab.torch.router_watch import RouterWatch
+    from trimtab.torch.router.watch import RouterWatch
     from trimtab.torch.run import Run
     from trimtab.watched import WatchFinding
 

@@ -50,7 +50,7 @@ from trimtab.rules.watch_config import WatchConfig
 from trimtab.run import switched_off
 from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.gate import Gate
-from trimtab.torch.router_watch import RouterWatch
+from trimtab.torch.router.watch import RouterWatch
 from trimtab.values import RunHeader
 from trimtab.watching import OnFinding
 

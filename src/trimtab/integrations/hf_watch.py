@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from trimtab.text import plain
-from trimtab.torch.router_families import find_routers
+from trimtab.torch.router.families import find_routers
 from trimtab.torch.watch_of import ChosenWatch
 
 

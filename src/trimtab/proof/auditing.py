@@ -14,7 +14,7 @@ from trimtab.proof.factory import last_line
 from trimtab.proof.mistakes import Mistake
 from trimtab.proof.trial import Trial
 from trimtab.proven import CaseOutcome, CaseResult
-from trimtab.rules.aux_values import told
+from trimtab.rules.aux.values import told
 from trimtab.watched import WatchFinding
 
 AUX_WEIGHTS: Final = "aux weights"

@@ -16,7 +16,7 @@ from torch import nn
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.proof.hosts import Train, Windows, engine_part, engine_training, run_training, trainer_training
-from trimtab.rules.aux_values import AuxAudit
+from trimtab.rules.aux.values import AuxAudit
 
 NUM_WINDOWS: Final = 6
 """Least windows of a loop: two before the faulty one, and three after it."""

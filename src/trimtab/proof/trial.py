@@ -26,7 +26,7 @@ from trimtab.proof.loop import Factory, Loop, build_loop
 from trimtab.proof.planting import Planting
 from trimtab.proof.snapshot import Snapshot
 from trimtab.proof.tokens import without_tokens
-from trimtab.rules.aux_values import AuxAudit
+from trimtab.rules.aux.values import AuxAudit
 
 GuardSetting = Literal["none", "off", "on", "lenient"]
 

@@ -31,7 +31,7 @@ from trimtab.torch.losses import Per, reduce_to_rows
 from trimtab.torch.meeting import meeting_place
 from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_watch import RouterWatch
+from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.schedule import current_lr, loss_scale
 from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts
 from trimtab.torch.stepped import SteppedParameters

@@ -18,8 +18,8 @@ from trimtab.errors import UsageError
 from trimtab.notices import warn, warn_setting
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_families import find_routers
-from trimtab.torch.router_watch import RouterWatch
+from trimtab.torch.router.families import find_routers
+from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.vitals import VitalsProbe
 from trimtab.watching import OnFinding, Watch
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.rules.aux_factors import Sizes
-from trimtab.rules.aux_projection import project
-from trimtab.rules.aux_values import TermWeight, told
-from trimtab.rules.aux_weights import constant_terms, judge_weight, judge_weights
+from trimtab.rules.aux.factors import Sizes
+from trimtab.rules.aux.projection import project
+from trimtab.rules.aux.values import TermWeight, told
+from trimtab.rules.aux.weights import constant_terms, judge_weight, judge_weights
 
 SIZES = Sizes(accumulation=4, num_layers=14, num_experts=48, top_k=3, over_layers="mean", is_divided=True)
 

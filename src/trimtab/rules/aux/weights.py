@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
-from trimtab.rules.aux_factors import Sizes, conventions, fits, is_power_of_ten
-from trimtab.rules.aux_values import AuxAudit, TermWeight
+from trimtab.rules.aux.factors import Sizes, conventions, fits, is_power_of_ten
+from trimtab.rules.aux.values import AuxAudit, TermWeight
 from trimtab.text import plain
 from trimtab.values import json_number
 from trimtab.watched import FindingKind, WatchFinding

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trimtab.text import plain
-from trimtab.torch.router_families import Router
-from trimtab.torch.router_sums import LayerSums
+from trimtab.torch.router.families import Router
+from trimtab.torch.router.sums import LayerSums
 from trimtab.torch.sharding import is_shard
 
 _MOST_HELD: Final = 2**18

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trimtab.rules.aux_factors import Sizes
+from trimtab.rules.aux.factors import Sizes
 from trimtab.text import listed, plain
 from trimtab.values import json_number
 from trimtab.watched import WatchFinding

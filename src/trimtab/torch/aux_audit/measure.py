@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 
 from trimtab.errors import UsageError
-from trimtab.rules.aux_projection import Gram
+from trimtab.rules.aux.projection import Gram
 from trimtab.text import listed, plain
-from trimtab.torch.aux_audit_grams import dot_products, gradient
-from trimtab.torch.aux_audit_model import Listening
+from trimtab.torch.aux_audit.grams import dot_products, gradient
+from trimtab.torch.aux_audit.model import Listening
 from trimtab.torch.rng import CheckedRng
-from trimtab.torch.router_families import Router
+from trimtab.torch.router.families import Router
 
 Losses = Callable[[Any, int], Mapping[str, Any]]
 """The loop's loss: takes a micro-batch and the accumulation; gives "total", "ce" and what the loop logs."""

@@ -21,9 +21,9 @@ from torch.utils.hooks import RemovableHandle
 
 from trimtab.torch.backward import backward_at_hand
 from trimtab.torch.module_names import module_inside
-from trimtab.torch.router_entrance import Entered, argument_names, entered
-from trimtab.torch.router_families import Router
-from trimtab.torch.router_layers import RouterLayers
+from trimtab.torch.router.entrance import Entered, argument_names, entered
+from trimtab.torch.router.families import Router
+from trimtab.torch.router.layers import RouterLayers
 
 _NOTHING_ENTERED: Final = Entered(None, None, None)
 _MOST_MASKS: Final = 16

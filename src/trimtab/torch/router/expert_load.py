@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from trimtab.errors import UsageError
-from trimtab.torch.router_inputs import Layer, Logits, in_one, is_list, layers_of, refuse_no_top_k
+from trimtab.torch.router.inputs import Layer, Logits, in_one, is_list, layers_of, refuse_no_top_k
 
 
 def expert_counts(logits: Logits, *, top_k: int, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
     losses(micro_batch, 1), losses(micro_batch, N)     the loop's code, forward only, the same random numbers
          -> gradients of total, of ce, and of each term as it is defined, by the routers' parameters
-         -> dot products, micro-batch by micro-batch -> rules/aux_projection -> rules/aux_weights: findings
+         -> dot products, micro-batch by micro-batch -> rules/aux/projection -> rules/aux/weights: findings
 
 Enters: a model, the loop's loss, some micro-batches, and the weights that are meant. Leaves: an `AuxAudit`. Invariant:
 nothing of the model, of its gradients, buffers and modes, of the optimizer and of the random numbers is changed.
@@ -19,17 +19,17 @@ import torch
 from torch import nn
 
 from trimtab.errors import UsageError
-from trimtab.rules.aux_factors import Sizes
-from trimtab.rules.aux_values import AuxAudit, TermWeight
-from trimtab.rules.aux_weights import constant_terms, judge_weights
+from trimtab.rules.aux.factors import Sizes
+from trimtab.rules.aux.values import AuxAudit, TermWeight
+from trimtab.rules.aux.weights import constant_terms, judge_weights
 from trimtab.text import plain
-from trimtab.torch.aux_audit_arguments import refuse_odd, top_k_of, trained_parameters
-from trimtab.torch.aux_audit_choice import Fitted, best_form, of_logits
-from trimtab.torch.aux_audit_forms import LOAD_BALANCE, Definitions, OverLayers, Z
-from trimtab.torch.aux_audit_measure import Losses, Made, Measuring, Seen
-from trimtab.torch.aux_audit_model import unchanged
-from trimtab.torch.router_families import Routers, find_routers, named_routers
-from trimtab.torch.router_losses import Convention
+from trimtab.torch.aux_audit.arguments import refuse_odd, top_k_of, trained_parameters
+from trimtab.torch.aux_audit.choice import Fitted, best_form, of_logits
+from trimtab.torch.aux_audit.forms import LOAD_BALANCE, Definitions, OverLayers, Z
+from trimtab.torch.aux_audit.measure import Losses, Made, Measuring, Seen
+from trimtab.torch.aux_audit.model import unchanged
+from trimtab.torch.router.families import Routers, find_routers, named_routers
+from trimtab.torch.router.losses import Convention
 
 Term = Callable[[Any], torch.Tensor]
 """A term as it is defined: takes a micro-batch, and is called after the loss of the same one."""

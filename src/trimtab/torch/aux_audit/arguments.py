@@ -13,10 +13,10 @@ from torch import nn
 
 from trimtab.errors import UsageError
 from trimtab.text import listed, plain
-from trimtab.torch.aux_audit_forms import OverLayers
+from trimtab.torch.aux_audit.forms import OverLayers
 from trimtab.torch.module_names import module_inside
-from trimtab.torch.router_families import Router
-from trimtab.torch.router_losses import Convention
+from trimtab.torch.router.families import Router
+from trimtab.torch.router.losses import Convention
 from trimtab.torch.sharding import is_shard
 
 

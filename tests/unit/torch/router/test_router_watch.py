@@ -18,7 +18,7 @@ from trimtab.errors import UsageError
 from trimtab.moe import RouterWatch
 from trimtab.rules.router import RouterRules
 from trimtab.rules.watch_config import WatchConfig
-from trimtab.torch import router_layers
+from trimtab.torch.router import layers as router_layers
 
 
 class Choosing(nn.Module):

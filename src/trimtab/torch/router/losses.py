@@ -30,10 +30,10 @@ import torch
 import torch.distributed as dist
 
 from trimtab.errors import UsageError
-from trimtab.torch.expert_load import layer_counts, refuse_unlike_experts
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_inputs import Logits, in_one, is_list, layers_of, refuse_no_top_k
-from trimtab.torch.window_load import Load, WindowLoad, whole_batch
+from trimtab.torch.router.expert_load import layer_counts, refuse_unlike_experts
+from trimtab.torch.router.inputs import Logits, in_one, is_list, layers_of, refuse_no_top_k
+from trimtab.torch.router.window_load import Load, WindowLoad, whole_batch
 
 Convention = Literal["switch", "olmo", "megatron", "hf"]
 """Whose load-balance loss."""

@@ -15,8 +15,8 @@ from typing import Final, Literal
 
 import torch
 
-from trimtab.torch.router_inputs import layers_of
-from trimtab.torch.router_losses import Convention, load_balancing_loss, router_z_loss
+from trimtab.torch.router.inputs import layers_of
+from trimtab.torch.router.losses import Convention, load_balancing_loss, router_z_loss
 
 OverLayers = Literal["sum", "mean"]
 """How the values of several layers become one term."""

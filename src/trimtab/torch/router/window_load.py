@@ -23,9 +23,9 @@ import torch
 
 from trimtab.errors import UsageError
 from trimtab.torch.backward import backward_at_hand
-from trimtab.torch.expert_load import layer_counts
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_inputs import Logits, layers_of, refuse_no_top_k
+from trimtab.torch.router.expert_load import layer_counts
+from trimtab.torch.router.inputs import Logits, layers_of, refuse_no_top_k
 
 
 class Load(NamedTuple):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trimtab.text import listed, plain
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_sums import NUM_FIGURES
+from trimtab.torch.router.sums import NUM_FIGURES
 from trimtab.torch.transfer import InFlight, to_host
 from trimtab.watched import LayerFigures, RouterReport
 

@@ -21,11 +21,11 @@ from trimtab.errors import UsageError
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.text import listed, plain
 from trimtab.torch.module_names import module_inside
-from trimtab.torch.populations import Weights, population_cosine
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.router_families import Routers, find_routers, named_routers, unread_routers
-from trimtab.torch.router_reading import LayerPlace, RouterReading, packed
-from trimtab.torch.router_tap import RouterTap
+from trimtab.torch.router.families import Routers, find_routers, named_routers, unread_routers
+from trimtab.torch.router.populations import Weights, population_cosine
+from trimtab.torch.router.reading import LayerPlace, RouterReading, packed
+from trimtab.torch.router.tap import RouterTap
 from trimtab.torch.sharding import is_shard
 from trimtab.watched import RouterReport
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trimtab.rules.aux_projection import Fit, project
-from trimtab.torch.aux_audit_forms import Definitions, Form
-from trimtab.torch.aux_audit_measure import CE_AT, FIRST_TERM_AT, TOTAL_AT, WINDOW_AT, Made, Measured, Measuring
+from trimtab.rules.aux.projection import Fit, project
+from trimtab.torch.aux_audit.forms import Definitions, Form
+from trimtab.torch.aux_audit.measure import CE_AT, FIRST_TERM_AT, TOTAL_AT, WINDOW_AT, Made, Measured, Measuring
 
 _REST: Final = 0.01
 """Share, of squares, of what is not ce that the stated forms may leave unexplained before others are tried. Rounding in

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trimtab.torch.rng import CheckedRng, checked_rng, kept_rng, rng_state
-from trimtab.torch.router_families import Router
+from trimtab.torch.router.families import Router
 
 
 @contextmanager
