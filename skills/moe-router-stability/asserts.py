@@ -1,6 +1,6 @@
 """Gates that a change to a mixture-of-experts training passes on a real chunk of data, from the logs of two arms alone.
 
-Copy this file to tests/skills/moe-router-stability/asserts.py, set OLD, NEW and EVAL_NOISE, and run it:
+Copy this file to tests/skills/moe-router-stability/asserts.py, set OLD, NEW, EVAL_NOISE and LEAST_STEPS, and run it:
 
     pytest tests/skills/moe-router-stability/asserts.py
 
@@ -27,8 +27,18 @@ NEW = "runs/new"
 EVAL_NOISE = 0.0
 """By how much two evals of the old arm differ when only its seed does, in the unit of the eval loss."""
 
+LEAST_STEPS = 0
+"""Steps that lay between the first sign of the trouble and the failure; the chunk has to be as long."""
+
 LAST = 3
 """Reports and evals that the end of a chunk is judged by: one alone may be chance."""
+
+RISE = 1.2
+"""Factor by which a z rises over the last reports, to end above those of the old arm. Noise moves it by less."""
+
+FALL = 10.0
+"""Factor under the old arm's smallest z at which one that still falls is on its way to 0. A larger weight lowers z, and
+does not end it."""
 
 
 @cache
@@ -82,6 +92,11 @@ def load_balance(layer: dict) -> float:
     return layer["load_balance"] if isinstance(layer["load_balance"], (int, float)) else math.inf
 
 
+def z_of(layer: dict) -> float:
+    """Mean of logsumexp(logits)^2; what is not finite is as bad as can be."""
+    return layer["z"] if isinstance(layer["z"], (int, float)) else math.inf
+
+
 def test_both_arms_trained_on_the_same_rows() -> None:
     """The steps of NEW are steps of OLD, and of each the rows are the same, as often."""
     assert rows(NEW), "no rows are in the log of the new arm: train it with Trimtab's recorder on."
@@ -90,7 +105,8 @@ def test_both_arms_trained_on_the_same_rows() -> None:
 
 
 def test_the_chunk_is_long_enough_to_tell() -> None:
-    """Both arms have three reports of their routers and three evals at the same steps."""
+    """It has as many steps as the trouble took, and both arms three reports of their routers and three shared evals."""
+    assert len(steps(NEW)) >= LEAST_STEPS, f"{len(steps(NEW))} steps, {LEAST_STEPS} are needed; make the chunk longer."
     shared = events(OLD, "evaluation").keys() & events(NEW, "evaluation").keys()
     found = {"reports of OLD": len(layers(OLD)), "reports of NEW": len(layers(NEW)), "shared evals": len(shared)}
     assert min(found.values()) >= LAST, f"{found}: {LAST} of each are needed; make the chunk longer."
@@ -121,6 +137,21 @@ def test_no_layer_is_worse(figure) -> None:
         if not now <= before:
             worse.append(f"{name}: {now:.4g}, {before:.4g} at most in the old arm")
     assert not worse, "; ".join(worse)
+
+
+def test_no_z_drifts() -> None:
+    """Over the last reports of NEW no z rises above those of OLD, and none falls to 0, layer by layer."""
+    old, new = layers(OLD)[-LAST:], layers(NEW)[-LAST:]
+    assert min(len(old), len(new)), "an arm has no report of its routers in the chunk: train it with watch=True."
+    drifts = []
+    for name in new[-1]:
+        before, now = [z_of(report[name]) for report in old], [z_of(report[name]) for report in new]
+        rises = now == sorted(now) and now[-1] >= RISE * now[0] and now[-1] > max(before)
+        falls = now == sorted(now, reverse=True) and now[-1] < now[0] and now[-1] < min(before) / FALL
+        if rises or falls or not math.isfinite(now[-1]):
+            course = ", ".join(f"{z:.4g}" for z in now)
+            drifts.append(f"{name}: {course}; {min(before):.4g} to {max(before):.4g} in the old arm")
+    assert not drifts, "; ".join(drifts)
 
 
 def test_no_eval_is_worse() -> None:

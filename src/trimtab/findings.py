@@ -11,9 +11,10 @@ import html
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from trimtab.router_summary import RouterSummary
 from trimtab.text import plain
 from trimtab.values import json_number
-from trimtab.watched import Severity, WatchFinding, ZScale
+from trimtab.watched import Severity, WatchFinding
 
 SpikeKind = Literal["spike", "nonfinite", "shift", "ramp", "periodic", "grad_norm", "source"]
 Signal = Literal["loss", "grad_norm"]
@@ -180,74 +181,6 @@ class RowShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSummary:
-    """What one router did over a report, of E experts; None where it is not known.
-
-    Attributes:
-        name: The router's name in the model, or the column of another tool's log; `num_experts` is E.
-        z: Mean of logsumexp(logits)^2.
-        load_balance: 1 at balance.
-        max_vio: Largest load over mean load, minus 1.
-        token_entropy: Confidence, nats, ln E where the router is uniform; `load_entropy` is balance, ln E at balance.
-        num_silent: Experts without a token in the report, whether or not chance explains it.
-        population_shares: (P,) share of the routed tokens that each population of experts gets.
-        population_cosine: Cosine between the weights of the populations.
-    """
-
-    name: str
-    num_experts: int | None = None
-    z: float | None = None
-    load_balance: float | None = None
-    max_vio: float | None = None
-    token_entropy: float | None = None
-    load_entropy: float | None = None
-    num_silent: int | None = None
-    population_shares: tuple[float, ...] | None = None
-    population_cosine: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `rewind --json`; non-finite numbers are strings."""
-        shares = self.population_shares
-        figures = ("z", "load_balance", "max_vio", "token_entropy", "load_entropy", "population_cosine")
-        return {
-            "name": self.name,
-            "num_experts": self.num_experts,
-            **{figure: json_number(getattr(self, figure)) for figure in figures},
-            "num_silent": self.num_silent,
-            "population_shares": None if shares is None else list(shares),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSummary:
-    """One report of a model's routers.
-
-    Attributes:
-        step: Last step in it; `first_step` is the first.
-        z: z where it is known for the model only; `z_scale` says of what it is, None without one.
-        layers: The worst in front, those that a finding names before all others; `layers_left_out` more were cut.
-    """
-
-    step: int
-    first_step: int
-    z: float | None
-    z_scale: ZScale | None
-    layers: tuple[LayerSummary, ...]
-    layers_left_out: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `rewind --json`; non-finite numbers are strings."""
-        return {
-            "step": self.step,
-            "first_step": self.first_step,
-            "z": json_number(self.z),
-            "z_scale": self.z_scale,
-            "layers": [layer.to_dict() for layer in self.layers],
-            "layers_left_out": self.layers_left_out,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What `rewind` found in one run: values only, drawn by a report.
 
@@ -268,9 +201,11 @@ class Findings:
         blame: Which rows of `step` are named as the cause of a finding; None where no rows are known.
         num_ranks: Ranks that the run had.
         preview_withheld: Why the rows have no preview, a clause; None where they have, or none was asked for.
-        health: What a watch warns of (routers, evaluations, the pace ...), worst first, then by step; cut to 1,000, and
-            `health_left_out` more.
-        router: The last report of the routers; `router_at_finding` that of the first finding about them, if another.
+        health: What a watch warns of (routers, evaluations, the pace ...), worst first, then by step; cut to 1,000.
+        health_left_out: How many were cut.
+        router: The last report of the routers; None where there is none.
+        router_at_finding: The report at which the first finding about them was made; None where that is `router`, or
+            none was made.
     """
 
     run_id: str | None

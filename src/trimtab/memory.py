@@ -32,8 +32,8 @@ _VERSION_2: Final = _Controller("memory.max", "memory.current", "inactive_file")
 _VERSION_1: Final = _Controller("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def before_save(needed_bytes: int | None = None, *, step: int = 0, root: Path = Path("/")) -> Vitals:
-    """A look at the host's memory before some of it is taken: at launch, or by a save.
+def look(needed_bytes: int | None = None, *, step: int = 0, root: Path = Path("/")) -> Vitals:
+    """A look at the host's memory: at launch, and before a save takes some of it.
 
     Args:
         needed_bytes: What is about to be taken; None: nothing in particular.

@@ -11,14 +11,18 @@ A facade of `trimtab.torch`; importing it loads torch.
 from trimtab.rules.aux.values import AuxAudit, TermWeight
 from trimtab.torch.aux_audit.audit import audit_aux_weights
 from trimtab.torch.router.expert_load import expert_counts, load_entropy, max_vio, token_entropy
-from trimtab.torch.router.families import find_routers
+from trimtab.torch.router.families import Router, find_routers
 from trimtab.torch.router.losses import balanced_value, load_balancing_loss, router_z_loss
 from trimtab.torch.router.populations import population_cosine, population_shares
 from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.router.window_load import WindowLoad
+from trimtab.watched import LayerFigures, RouterReport
 
 __all__ = [
     "AuxAudit",
+    "LayerFigures",
+    "Router",
+    "RouterReport",
     "RouterWatch",
     "TermWeight",
     "WindowLoad",

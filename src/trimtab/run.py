@@ -39,6 +39,7 @@ from trimtab.values import (
     StepRow,
     Verdict,
 )
+from trimtab.watched import EVALUATION_EVENT
 from trimtab.watching import Watch
 
 FLUSH_TIMEOUT_S: Final = 10.0
@@ -296,7 +297,7 @@ class RunCore:
         """
         if step is None and not self.window.num_micros:
             step = self.step - 1
-        self.event("evaluation", {"loss": loss, **metrics}, step=step)
+        self.event(EVALUATION_EVENT, {"loss": loss, **metrics}, step=step)
 
     def flush(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Waits until what was recorded up to now is handed to the operating system: a kill does not lose it.

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from trimtab.text import listed, plain
 
 Severity = Literal["critical", "warning", "notice"]
 
+SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
+"""The worst first."""
+
 FindingKind = Literal[
-    # Of a router.
     "collapse",
     "dead_experts",
     "z_band",
@@ -23,17 +27,16 @@ FindingKind = Literal[
     "load_balance_rising",
     "scale_changed",
     "counts_mismatch",
-    # Of a weight in the loss, by an audit.
     "weight_applied_twice",
     "weight_not_applied",
     "weight_differs",
     "constant_aux",
     "accumulation_dependent",
     "logged_differs",
-    # Of any run.
     "eval_regression",
     "eval_nonfinite",
     "eval_unchanged",
+    "nonfinite",
     "grad_norm_jump",
     "grad_norm_stale",
     "loss_scale_collapse",
@@ -46,8 +49,60 @@ FindingKind = Literal[
     "attention_logit",
 ]
 
+FoundIn = Literal["router", "audit", "step", "evaluation", "machine"]
+"""What a kind of finding is found in: a report of routers, an audit of a loss, ... ; "step" has the vitals of one."""
+
+
+class KindFacts(NamedTuple):
+    """What is to be known of a kind of finding.
+
+    Attributes:
+        of: What it is found in.
+        told_by_spikes: Whether `rewind` tells it among its spikes and notes, and not a second time.
+        only_live: Whether only the training could see it, because a log holds it of one rank alone.
+    """
+
+    of: FoundIn
+    told_by_spikes: bool = False
+    only_live: bool = False
+
+
+KINDS: Final[Mapping[FindingKind, KindFacts]] = {
+    "collapse": KindFacts("router"),
+    "dead_experts": KindFacts("router"),
+    "z_band": KindFacts("router"),
+    "logits_growing": KindFacts("router"),
+    "load_balance_rising": KindFacts("router"),
+    "scale_changed": KindFacts("router"),
+    "counts_mismatch": KindFacts("router"),
+    "weight_applied_twice": KindFacts("audit"),
+    "weight_not_applied": KindFacts("audit"),
+    "weight_differs": KindFacts("audit"),
+    "constant_aux": KindFacts("audit"),
+    "accumulation_dependent": KindFacts("audit"),
+    "logged_differs": KindFacts("audit"),
+    "eval_regression": KindFacts("evaluation"),
+    "eval_nonfinite": KindFacts("evaluation"),
+    "eval_unchanged": KindFacts("evaluation"),
+    "nonfinite": KindFacts("step", told_by_spikes=True),
+    "grad_norm_jump": KindFacts("step", told_by_spikes=True),
+    "grad_norm_stale": KindFacts("step"),
+    "loss_scale_collapse": KindFacts("step"),
+    "zero_loss": KindFacts("step", told_by_spikes=True),
+    "clip_fraction": KindFacts("step"),
+    "throughput": KindFacts("step"),
+    "host_memory": KindFacts("machine", only_live=True),
+    "device_memory": KindFacts("machine", only_live=True),
+    "update_ratio": KindFacts("step"),
+    "attention_logit": KindFacts("step"),
+}
+"""Every kind, with what is to be known of it."""
+
 ZScale = Literal["layer", "sum", "mean"]
 """What a z that is not of a single layer is: of each layer, the sum over layers, or their mean."""
+
+EVALUATION_EVENT: Final = "evaluation"
+"""Kind of the event that keeps an evaluation, by whoever made it."""
 
 ROUTER_EVENT: Final = "router"
 """Kind of the event that keeps a `RouterReport`."""
@@ -78,7 +133,6 @@ class LayerFigures:
         token_entropy: Mean over tokens of the entropy of the full softmax, nats: ln E where the router is uniform, 0
             where it is sure. Confidence.
         spread: Mean over tokens of the largest minus the smallest logit.
-        max_logit: Largest absolute logit.
         population_cosine: Cosine between the weights of the populations; reported, never judged.
     """
 
@@ -92,7 +146,6 @@ class LayerFigures:
     counts: tuple[int, ...] | None = None
     token_entropy: float | None = None
     spread: float | None = None
-    max_logit: float | None = None
     population_cosine: float | None = None
 
 
@@ -149,6 +202,9 @@ class Vitals:
     attention_logit: float | None = None
 
 
+_MOST_NAMED: Final = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchFinding:
     """Something that a watch warns of; never a reason to stop by itself.
@@ -162,6 +218,8 @@ class WatchFinding:
         layers: Routers it is about; empty where it is about the run.
         figures: The numbers behind it, JSON-ready, finite or spelled as text.
         marks_unhealthy: Whether a checkpoint that is saved while it stands is not one to go on from.
+        since_step: Last optimizer step after which this was known not to be so, so that it may have begun with the
+            next; 0 where it never was. None where nobody knows, and of what is no state of the model.
     """
 
     kind: FindingKind
@@ -171,6 +229,13 @@ class WatchFinding:
     layers: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     marks_unhealthy: bool = False
+    since_step: int | None = None
+
+    @property
+    def topic(self) -> str:
+        """What it is about in few words: `collapse in blocks.1.gate`; plain ASCII."""
+        where = f" in {listed(map(plain, self.layers), most=_MOST_NAMED)}" if self.layers else ""
+        return f"{self.kind}{where}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object in the log and in `rewind --json`."""
@@ -182,4 +247,5 @@ class WatchFinding:
             "layers": list(self.layers),
             "figures": dict(self.figures),
             "marks_unhealthy": self.marks_unhealthy,
+            "since_step": self.since_step,
         }

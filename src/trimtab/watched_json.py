@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final, TypeVar, get_args
 
+from trimtab.text import plain
 from trimtab.values import json_number, nonfinite_number
 from trimtab.watched import FindingKind, LayerFigures, RouterReport, Severity, Vitals, WatchFinding, ZScale
 
@@ -28,6 +30,8 @@ MAX_NAME: Final = 1_000
 _MAX_WHOLE: Final = 2**63 - 1
 _MAX_TEXTS: Final = 1_000
 _MAX_TEXT: Final = 10_000
+_MAX_FIGURES: Final = 1_000
+_MAX_DEPTH: Final = 4
 
 _Value = TypeVar("_Value")
 
@@ -47,12 +51,10 @@ def report_to_facts(report: RouterReport) -> dict[str, Any]:
         {'name': ['moe.0'], 'num_experts': [2], 'z': [4.5], 'counts': [[3, 5]]}
     """
     layers: dict[str, list[Any]] = {"name": [layer.name for layer in report.layers]}
-    for figure in (*_WHOLE_FIGURES, *_REAL_FIGURES):
-        column = [getattr(layer, figure) for layer in report.layers]
+    for figure in _READ:
+        column = [_spelled(getattr(layer, figure)) for layer in report.layers]
         if any(value is not None for value in column):
-            layers[figure] = list(map(json_number, column)) if figure in _REAL_FIGURES else column
-    if any(layer.counts is not None for layer in report.layers):
-        layers["counts"] = [None if layer.counts is None else list(layer.counts) for layer in report.layers]
+            layers[figure] = column
     facts = {
         "step": report.step,
         "first_step": report.first_step,
@@ -121,16 +123,11 @@ def vitals_from_facts(facts: Any, *, step: int) -> Vitals:
     )
 
 
-def finding_to_facts(finding: WatchFinding) -> dict[str, Any]:
-    """A finding as the facts of a "finding" event."""
-    return finding.to_dict()
-
-
 def finding_from_facts(facts: Any, *, step: int) -> WatchFinding | None:
     """The finding that these facts tell of; None where they name no kind that is known here, or have no text.
 
     Args:
-        facts: What `finding_to_facts` gave, or anything.
+        facts: What `WatchFinding.to_dict` gave, or anything.
         step: Optimizer step of the event, for facts that name none.
     """
     entries = _mapping(facts)
@@ -142,11 +139,12 @@ def finding_from_facts(facts: Any, *, step: int) -> WatchFinding | None:
     return WatchFinding(
         kind=kind,
         severity=severity,
-        step=_or(_whole(entries.get("step")), step),
-        text=text[:_MAX_TEXT],
+        step=_or(_whole(entries.get("step")), max(0, step)),
+        text=plain(text),
         layers=tuple(name[:MAX_NAME] for name in _texts(entries.get("layers"), most=MAX_LAYERS)),
-        figures={str(name): figure for name, figure in _mapping(entries.get("figures")).items()},
+        figures=_figures(entries.get("figures")),
         marks_unhealthy=entries.get("marks_unhealthy") is True,
+        since_step=_whole(entries.get("since_step")),
     )
 
 
@@ -156,22 +154,45 @@ def _layers(columns: Mapping[Any, Any]) -> tuple[LayerFigures, ...]:
     if not isinstance(names, list):
         return ()
 
-    def of(figure: str, place: int, read: Callable[[Any], _Value | None]) -> _Value | None:
+    def of(figure: str, place: int, read: Callable[[Any], Any]) -> Any:
         column = columns.get(figure)
         return read(column[place]) if isinstance(column, list) and place < len(column) else None
 
     return tuple(
         LayerFigures(
             name=name[:MAX_NAME],
-            num_experts=of("num_experts", place, _whole),
-            top_k=of("top_k", place, _whole),
-            num_tokens=of("num_tokens", place, _whole),
-            **{figure: of(figure, place, _real) for figure in _REAL_FIGURES},
-            counts=of("counts", place, _counts),
+            **{figure: of(figure, place, read) for figure, read in _READ.items()},
         )
         for place, name in enumerate(names[:MAX_LAYERS])
         if isinstance(name, str)
     )
+
+
+def _figures(found: Any, *, depth: int = 1) -> dict[str, Any]:
+    """Numbers and texts by name, and what is made of them; deeper than any finding of ours nothing is read."""
+    entries = list(_mapping(found).items())[:_MAX_FIGURES]
+    return {str(name)[:MAX_NAME]: _figure(figure, depth=depth) for name, figure in entries}
+
+
+def _figure(found: Any, *, depth: int) -> Any:
+    if isinstance(found, str):
+        return found[:MAX_NAME]
+    if isinstance(found, float):
+        return json_number(found)
+    if found is None or isinstance(found, int):
+        return found
+    if depth >= _MAX_DEPTH:
+        return None
+    if isinstance(found, Mapping):
+        return _figures(found, depth=depth + 1)
+    return [_figure(one, depth=depth + 1) for one in found[:_MAX_FIGURES]] if isinstance(found, list) else None
+
+
+def _spelled(figure: Any) -> Any:
+    """A figure of a layer as JSON has it."""
+    if isinstance(figure, tuple):
+        return list(figure)
+    return json_number(figure) if isinstance(figure, float) else figure
 
 
 def _mapping(found: Any) -> Mapping[Any, Any]:
@@ -212,14 +233,10 @@ def _one_of(found: Any, known: tuple[str, ...], *, otherwise: Any) -> Any:
     return found if isinstance(found, str) and found in known else otherwise
 
 
-_WHOLE_FIGURES: Final = ("num_experts", "top_k", "num_tokens")
-_REAL_FIGURES: Final = (
-    "z",
-    "lse",
-    "load_balance",
-    "token_entropy",
-    "spread",
-    "max_logit",
-    "population_cosine",
-)
+_BY_TYPE: Final = {"int | None": _whole, "float | None": _real, "tuple[int, ...] | None": _counts}
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    figure.name: _BY_TYPE[str(figure.type)] for figure in fields(LayerFigures) if figure.name != "name"
+}
+"""How each figure of a layer is read."""
+
 _BYTES: Final = ("host_available_bytes", "host_needed_bytes", "device_peak_bytes", "device_total_bytes")

@@ -76,6 +76,28 @@ def fail_everywhere(folder: str, rank: int, what: int, every: int) -> list[dict[
     return rounds
 
 
+class Watched:
+    """Stands for a run whose watch says something else on each rank: its own memory is each rank's own business."""
+
+    run_id = "a"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": 1}
+
+    def unhealthy_because(self) -> tuple[str, ...]:
+        return ("alike on all", f"memory of rank {dist.get_rank()}") if dist.get_rank() else ()
+
+    def unhealthy_since(self) -> int:
+        return 7
+
+
+def save_what_watches_say(folder: str) -> bool:
+    """Whether a checkpoint is healthy that is saved while a watch on rank 1 alone has something to say."""
+    training = Training().advance(1)
+    parts = {"model": training.model, "optimizer": training.optimizer}
+    return bool(Checkpointer(folder, run_id="a").save(1, **parts, run=Watched()).healthy)
+
+
 def copied(made: Path, place: Path) -> str:
     """A fresh copy, made by rank 0."""
     if dist.get_rank() == 0:

@@ -92,13 +92,13 @@ def make_model(kind):
     return model, model.model.layers[0].mlp.gate
 
 
-def train(*, out, name, watch, model="mixtral", zeroes_at=None, resume=None):
+def train(*, out, name, watch, model="mixtral", zeroes_at=None, resume=None, more=None):
     """Trains; gives what this rank has said, was told, and counted by hand."""
     model, router = make_model(model)
     args = TrainingArguments(
         output_dir=out, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, seed=3,
         eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=4, logging_steps=4, report_to=[],
-        disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False, ddp_find_unused_parameters=False,
+        disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False, ddp_find_unused_parameters=False, **(more or {}),
     )  # fmt: skip
     rows = [{"input_ids": tokens} for tokens in make_rows()]
     trainer = Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows[:4], data_collator=pad)

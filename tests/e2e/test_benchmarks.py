@@ -18,6 +18,7 @@ SMALL = {
     "overhead": ["--pairs", "2", "--seconds", "0.01", "--vocabularies", "50", "--guard"],
     "read": ["--sizes", "300", "--repeats", "1"],
     "resume": ["--rows", "2000", "--compared-rows", "1000", "--repeats", "1"],
+    "router": ["--pairs", "2", "--steps", "2"],
 }
 
 

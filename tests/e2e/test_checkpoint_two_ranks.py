@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.checkpoint import Checkpointer
+from trimtab.resume.manifest import read_manifest
 
 WORKER = Path(__file__).with_name("checkpoint_of_a_rank.py")
 
@@ -61,3 +62,10 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_what_was_there(rank_pair, t
     for name, value in resumed.model.state_dict().items():
         assert value.equal(expected.model.state_dict()[name])
     assert info.step == (2 if at < 0 else 1)
+
+
+def test_what_the_watch_of_any_rank_says_of_the_health_stands_in_the_manifest(pair, tmp_path):
+    assert pair.call("save_what_watches_say", folder=str(tmp_path)) == [False, False]
+
+    manifest = read_manifest(Checkpointer(tmp_path).pick().path)
+    assert manifest.unhealthy_because == ("alike on all", "memory of rank 1")

@@ -28,7 +28,7 @@ def watched(pair, tmp_path_factory):
 def collapsed(pair, tmp_path_factory):
     """A training whose router is uniform from step 6 on, and its folder."""
     out = tmp_path_factory.mktemp("collapsed")
-    return pair.call("train", out=str(out), name="collapsed", watch=True, zeroes_at=5, model="gpt_oss"), out
+    return pair.call("train", out=str(out), name="collapsed", watch=True, zeroes_at=6, model="gpt_oss"), out
 
 
 def events(ranks, kind):
@@ -64,7 +64,7 @@ def test_an_epoch_is_all_rows_once(watched):
 
 def test_a_finding_is_told_once_and_by_rank_0(collapsed):
     ranks, _ = collapsed
-    assert ["collapse", 6] in ranks[0]["told"]
+    assert ["collapse", 8] in ranks[0]["told"]
     assert ranks[1]["told"] == []
     assert [len([line for line in rank["said"] if ": collapse: " in line]) for rank in ranks] == [1, 0]
     assert [event.facts["kind"] for event in events(ranks, "finding")].count("collapse") == 1
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_both_ranks_save_then_is_not_healthy(pair, collapsed):
 
 def test_a_watch_goes_on_from_a_checkpoint_on_both_ranks(pair, collapsed, tmp_path_factory):
     ranks = pair.call(
-        "train", out=str(tmp_path_factory.mktemp("again")), name="again", watch=True, zeroes_at=5, model="gpt_oss",
+        "train", out=str(tmp_path_factory.mktemp("again")), name="again", watch=True, zeroes_at=6, model="gpt_oss",
         resume=str(collapsed[1] / "checkpoint-4"),
     )  # fmt: skip
     assert ranks[0]["told"] == collapsed[0][0]["told"]

@@ -53,20 +53,19 @@ STEPS, EVERY = 64, 16
 COUNTS = {"layers.0.router": (25, 30, 22, 23), "layers.1.router": (26, 26, 24, 24)}
 
 
-def report(step, *, counts=COUNTS, factor=1.0):
+def report(step, *, counts=COUNTS, factor=1.0, z=None):
     layers = [
         LayerFigures(
             name=name,
             num_experts=4,
             top_k=1,
             num_tokens=sum(load),
-            z=2.0,
-            lse=1.4,
+            z=2.0 if z is None else z[step],
+            lse=1.4 if z is None else 0.99 * z[step] ** 0.5,
             load_balance=1.0 + (max(load) - 25) / 100,
             counts=load,
             token_entropy=0.8,
             spread=3.0,
-            max_logit=2.0,
         )
         for name, load in counts.items()
     ]
@@ -104,11 +103,12 @@ def old(tmp_path_factory):
 def failed(old, tmp_path):
     """Which gates another arm fails, with what they say: the skill's own file, its lines set, under no pytest."""
 
-    def judge(**of_arm):
+    def judge(*, least_steps=0, **of_arm):
         spec = importlib.util.spec_from_file_location("gates_of_the_skill", SKILL / "asserts.py")
         gates = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(gates)
         gates.OLD, gates.NEW = str(old), str(arm(tmp_path / "new", **of_arm))
+        gates.LEAST_STEPS = least_steps
         told = {}
         for name, gate in inspect.getmembers(gates, inspect.isfunction):
             if not name.startswith("test_"):
@@ -153,6 +153,8 @@ SILENT = {"layers.0.router": (33, 34, 33, 0), "layers.1.router": (26, 26, 24, 24
                 "no_finding": "none of 100 tokens",
             },
         ),
+        (dict(z={16: 2.0, 32: 2.1, 48: 2.4, 64: 2.6}), {"no_z": "layers.1.router: 2.1, 2.4, 2.6; 2 to 2 in the old"}),
+        (dict(z={16: 2.0, 32: 0.9, 48: 0.4, 64: 0.19}), {"no_z": "layers.0.router: 0.9, 0.4, 0.19; 2 to 2 in the old"}),
         (
             dict(evals=float("nan")),
             {"no_eval": "16: (3.75, 'nan')", "no_finding": "step 16, eval_nonfinite"},
@@ -164,6 +166,8 @@ SILENT = {"layers.0.router": (33, 34, 33, 0), "layers.1.router": (26, 26, 24, 24
         "another factor",
         "other layers",
         "a silent expert",
+        "z rises",
+        "z falls to 0",
         "eval is NaN",
     ],
 )
@@ -173,6 +177,16 @@ def test_a_gate_fails_where_its_figure_is_worse(failed, of_arm, said):
         (text,) = [text for name, text in told.items() if gate in name]
         assert words in text
     assert len(told) == len(said)
+
+
+def test_z_may_move_and_may_be_lower(failed):
+    # given what a larger weight of the z-loss does, and the noise from report to report
+    assert failed(z={16: 2.0, 32: 1.1, 48: 0.9, 64: 1.0}) == {}
+
+
+def test_a_chunk_that_is_shorter_than_the_trouble_took_tells_nothing(failed):
+    (text,) = failed(least_steps=65).values()
+    assert "64 steps, 65 are needed" in text
 
 
 def test_a_chunk_of_steps_that_the_old_arm_has_is_compared_by_that_chunk(failed):

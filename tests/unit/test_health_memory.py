@@ -119,7 +119,7 @@ def test_a_group_is_not_looked_for_outside_of_its_folder(machine):
 
 
 def test_a_look_before_a_save_says_what_is_needed(machine):
-    look = memory.before_save(1_700_000_000, step=500, root=machine({}))
+    look = memory.look(1_700_000_000, step=500, root=machine({}))
 
     assert (look.step, look.host_needed_bytes) == (500, 1_700_000_000)
     assert look.host_available_bytes == 64 * GB // 1024 * 1024

@@ -13,8 +13,8 @@ from trimtab.log.records import event_blocks
 from trimtab.values import Event
 from trimtab.watched import LayerFigures, RouterReport, Vitals, WatchFinding
 from trimtab.watched_json import (
+    MAX_EXPERTS,
     finding_from_facts,
-    finding_to_facts,
     report_from_facts,
     report_to_facts,
     vitals_from_facts,
@@ -35,7 +35,6 @@ LAYERS = st.builds(
     counts=st.none() | st.lists(st.integers(0, 2**63 - 1), max_size=8).map(tuple),
     token_entropy=REAL,
     spread=REAL,
-    max_logit=REAL,
     population_cosine=REAL,
 )
 REPORTS = st.integers(0, 10**9).flatmap(
@@ -108,6 +107,15 @@ def test_a_report_of_a_large_model_fits_into_an_event() -> None:
     assert not num_refused
 
 
+def test_counts_of_more_experts_than_there_can_be_are_not_read() -> None:
+    def read(num_experts: int) -> Any:
+        [layer] = report_from_facts({"layers": {"name": ["gate"], "counts": [[1] * num_experts]}}, step=50).layers
+        return layer.counts
+
+    assert read(MAX_EXPERTS) == (1,) * MAX_EXPERTS
+    assert read(MAX_EXPERTS + 1) is None
+
+
 @pytest.mark.parametrize("part", [one.name for one in fields(RouterReport)])
 @given(found=HOSTILE)
 def test_a_report_of_hostile_facts_is_a_report(part: str, found: Any) -> None:
@@ -165,7 +173,7 @@ def test_a_finding_comes_back_equal() -> None:
         marks_unhealthy=True,
     )
 
-    assert finding_from_facts(through_json(finding_to_facts(finding)), step=0) == finding
+    assert finding_from_facts(through_json(finding.to_dict()), step=0) == finding
 
 
 @pytest.mark.parametrize(
@@ -178,3 +186,25 @@ def test_a_finding_without_a_kind_or_a_text_is_none(change: dict[str, Any]) -> N
     assert finding_from_facts({"kind": "z_band", "text": "low", "marks_unhealthy": 1}, step=9) == WatchFinding(
         kind="z_band", severity="warning", step=9, text="low"
     )
+
+
+def test_figures_of_a_finding_are_read_as_deep_as_ours_are():
+    # given figures nested deeper than any reader can follow, as one line of a log may have them
+    nested = 1
+    for _ in range(900):
+        nested = {"a": nested}
+    ours = {"from": 1.5, "weights": {"w": 0.25}, "counts": [[1, 2]], "way": "one_hot", "all": None, "is": True}
+    # when
+    facts = {"kind": "collapse", "text": "t", "figures": {**ours, "deep": nested, "x" * 5_000: [0] * 5_000}}
+    found = finding_from_facts(facts, step=7)
+    # then
+    assert {name: found.figures[name] for name in ours} == ours
+    assert found.figures["deep"] == {"a": {"a": {"a": None}}}
+    assert max(map(len, found.figures)) == 1_000
+    assert len(found.figures["x" * 1_000]) == 1_000
+    assert json.loads(json.dumps(found.to_dict()))
+
+
+def test_a_text_and_a_step_of_a_finding_act_on_nothing():
+    found = finding_from_facts({"kind": "collapse", "text": "\x1b[31m\u202e evil\r\n", "step": -3}, step=-8)
+    assert (found.text, found.step) == ("\\x1b[31m\\u202e evil\\r\\n", 0)

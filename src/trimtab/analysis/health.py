@@ -17,28 +17,28 @@ from typing import Final, NamedTuple
 
 from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.health_order import Placed, events_in_order, side_places
-from trimtab.analysis.health_settings import read_settings
+from trimtab.analysis.health_said import said_finding, with_said
 from trimtab.analysis.observed_steps import HealthSteps
-from trimtab.analysis.router_reports import read_side, report_of, side_report, summary
+from trimtab.analysis.router_reports import MAX_NOTES, read_side, report_of, side_report, summary
 from trimtab.analysis.several_runs import JudgedRun
-from trimtab.analysis.spikes import SEVERITY_ORDER
+from trimtab.analysis.unhealthy import Stretches, Unhealthy
 from trimtab.errors import UsageError
-from trimtab.findings import RouterSummary
 from trimtab.log.columns import SideColumns
 from trimtab.log.reader import Log
-from trimtab.rules.health import HealthRules, ObservedStep
-from trimtab.rules.health.evaluated import evaluated_losses
+from trimtab.router_summary import RouterSummary
+from trimtab.rules.health import HealthRules, JudgedEvent, ObservedStep, judge_event
+from trimtab.rules.watch_config import WatchConfig
 from trimtab.values import Event
 from trimtab.watched import (
+    EVALUATION_EVENT,
     FINDING_EVENT,
     ROUTER_EVENT,
+    SEVERITIES,
     VITALS_EVENT,
     WATCH_EVENT,
-    FindingKind,
     RouterReport,
     WatchFinding,
 )
-from trimtab.watched_json import finding_from_facts, vitals_from_facts
 
 MAX_FINDINGS: Final = 1_000
 """Findings listed at most."""
@@ -47,42 +47,10 @@ MAX_LAYERS_JUDGED: Final = 50_000
 """Layers of reports that are judged again, 0.1 ms each: 14 layers every 50 steps are those of 178,000 steps. From there
 on the watch's own word counts, and figures are read of the last report alone."""
 
-EVALUATION: Final = "evaluation"
-
 LARGE_EVENTS: Final = (ROUTER_EVENT, VITALS_EVENT)
 """Kinds that are read one by one only: with the counts of every expert they are the largest part of a log."""
 
-TOLD_BY_SPIKES: Final[frozenset[FindingKind]] = frozenset(("grad_norm_jump", "zero_loss"))
-"""What stands among the spikes, and in the notices, already."""
-
-SAID_ALONE: Final[frozenset[FindingKind]] = frozenset(
-    (
-        "host_memory",
-        "device_memory",
-        "weight_applied_twice",
-        "weight_not_applied",
-        "weight_differs",
-        "constant_aux",
-        "accumulation_dependent",
-        "logged_differs",
-    )
-)
-"""What only the training could see: each rank's memory, and audits, of which the log holds the result alone."""
-
-OF_ROUTERS: Final[frozenset[FindingKind]] = frozenset(
-    (
-        "collapse",
-        "dead_experts",
-        "z_band",
-        "logits_growing",
-        "load_balance_rising",
-        "scale_changed",
-        "counts_mismatch",
-    )
-)
-"""What is found in a report of routers."""
-
-_KINDS: Final = (EVALUATION, ROUTER_EVENT, VITALS_EVENT, FINDING_EVENT, WATCH_EVENT)
+_KINDS: Final = (EVALUATION_EVENT, ROUTER_EVENT, VITALS_EVENT, FINDING_EVENT, WATCH_EVENT)
 
 
 class Health(NamedTuple):
@@ -94,6 +62,7 @@ class Health(NamedTuple):
         router: The last report; None where there is none.
         router_at_finding: The report at which the first finding about routers was made, if that is another one.
         notices: What could not be judged, or was judged in another way than it stands there.
+        unhealthy: What speaks against checkpoints of the last run.
     """
 
     findings: tuple[WatchFinding, ...]
@@ -101,6 +70,7 @@ class Health(NamedTuple):
     router: RouterSummary | None
     router_at_finding: RouterSummary | None
     notices: tuple[str, ...]
+    unhealthy: tuple[Unhealthy, ...] = ()
 
 
 def judge_health(log: Log, runs: Sequence[JudgedRun]) -> Health:
@@ -120,19 +90,20 @@ def judge_health(log: Log, runs: Sequence[JudgedRun]) -> Health:
         for run, one in zip(runs, judged, strict=True)
         for finding in one.findings
     ]
-    found.sort(key=lambda finding: (SEVERITY_ORDER[finding.severity], finding.step))
+    found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
     last = next((one for one in reversed(judged) if one.last is not None), judged[-1])
     notices = dict.fromkeys(notice for one in judged for notice in one.notices)
-    if len(runs) > 1 and any(attempt is None for _, _, attempt in log.event_stream((EVALUATION,))):
+    if len(runs) > 1 and any(attempt is None for _, _, attempt in log.event_stream((EVALUATION_EVENT,))):
         notices["evaluations are not judged: of which of the runs in this file each of them is, it does not tell"] = (
             None
         )
     return Health(
         findings=tuple(found[:MAX_FINDINGS]),
         num_left_out=max(0, len(found) - MAX_FINDINGS),
-        router=None if last.last is None else summary(last.last, first=last.named),
+        router=None if last.last is None else summary(last.last, first=last.named, notes=last.notes),
         router_at_finding=last.at_finding if last.at_finding_step != _step_of(last.last) else None,
         notices=tuple(notices),
+        unhealthy=judged[-1].unhealthy,
     )
 
 
@@ -145,12 +116,16 @@ class _Judged:
         self.said: list[WatchFinding] = []
         self.last: RouterReport | None = None
         self.named: tuple[str, ...] = ()
+        self.notes: dict[str, None] = {}
+        """What could not be measured, each once."""
         self.at_finding: RouterSummary | None = None
         self.notices: list[str] = []
         self.unjudged_from: int | None = None
         """The step from which reports of routers are no longer judged."""
         self._unread: Event | None = None
         """The newest report of those."""
+        self.unhealthy: tuple[Unhealthy, ...] = ()
+        self._stretches = Stretches()
         self._num_layers = 0
         self._rank: int | None = None
 
@@ -163,7 +138,7 @@ class _Judged:
         """Judges one event of the log."""
         event = placed.event
         if event.kind == FINDING_EVENT:
-            said = finding_from_facts(event.facts, step=event.step)
+            said = said_finding(placed)
             self.said += [] if said is None else [said]
             return
         # The first rank that has any: what all of them see they all record.
@@ -173,24 +148,14 @@ class _Judged:
         if event.kind == ROUTER_EVENT and self._num_layers >= MAX_LAYERS_JUDGED:
             self.unjudged_from = event.step if self.unjudged_from is None else self.unjudged_from
             self._unread = event
-        elif event.kind == ROUTER_EVENT:
-            self.router(report_of(event))
-        elif event.kind == VITALS_EVENT:
-            self.findings += self.rules.vitals(vitals_from_facts(event.facts, step=event.step))
-        elif event.kind == EVALUATION:
-            self._evaluation(event)
         elif event.kind == WATCH_EVENT:
             self._settings(event)
+        else:
+            self._keep(judge_event(self.rules, event), step=event.step)
 
     def router(self, report: RouterReport) -> None:
-        """Judges one report of the routers."""
-        found = self.rules.router(report)
-        self._num_layers += len(report.layers)
-        self.findings += found
-        self.last = report
-        self.named = tuple(dict.fromkeys((*self.named, *(name for one in found for name in one.layers))))
-        if found and self.at_finding is None:
-            self.at_finding = summary(report, first=[name for one in found for name in one.layers])
+        """Judges a report of the routers that is made of another tool's columns."""
+        self._keep(JudgedEvent(self.rules.router(report), report), step=report.step)
 
     def end(self, notices: Sequence[str]) -> None:
         """Puts together what the log shows and what a watch said; `notices` are on how the log was read."""
@@ -201,23 +166,34 @@ class _Judged:
                 f"reports of routers from step {self.unjudged_from} on are not judged again, there are too many: what "
                 "the watch said of them is told"
             )
-        self.findings = _with_said(self.findings, self.said, trusted_from=self.unjudged_from)
+        of_log = set(map(id, self.findings))
+        self.findings = with_said(self.findings, self.said, trusted_from=self.unjudged_from)
+        self.unhealthy = self._stretches.found([one for one in self.findings if id(one) not in of_log])
 
-    def _evaluation(self, event: Event) -> None:
-        finite = event.facts.get("weights_finite")
-        for name, loss in evaluated_losses(event.facts):
-            self.findings += self.rules.evaluation(
-                event.step, loss, name=name, weights_finite=finite if isinstance(finite, bool) else None
-            )
+    def _keep(self, judged: JudgedEvent, *, step: int) -> None:
+        self.findings += judged.findings
+        self._stretches.look(step, self.rules.standing())
+        report = judged.report
+        if report is None:
+            return
+        self._num_layers += len(report.layers)
+        self.last = report
+        self.notes = dict.fromkeys((*self.notes, *report.notes)) if report.notes else self.notes
+        while len(self.notes) > MAX_NOTES:
+            self.notes.popitem()
+        names = tuple(dict.fromkeys(name for finding in judged.findings for name in finding.layers))
+        self.named = tuple(dict.fromkeys((*self.named, *names)))
+        if judged.findings and self.at_finding is None:
+            self.at_finding = summary(report, first=names, notes=self.notes)
 
     def _settings(self, event: Event) -> None:
         """A watch began: it goes on with what was known, by settings of its own."""
-        read = read_settings(event.facts)
-        if read.wrong:
+        config, wrong = WatchConfig.from_facts(event.facts)
+        if wrong:
             self.notices.append(
-                f"the watch's {', '.join(read.wrong)} in the log cannot be: judged by the default in their place"
+                f"the watch's {', '.join(wrong)} in the log cannot be: judged by the default in their place"
             )
-        rules = HealthRules(read.config)
+        rules = HealthRules(config)
         with contextlib.suppress(UsageError):  # a number that no state holds: the history then starts anew
             rules.load_state_dict(self.rules.state_dict())
         self.rules = rules
@@ -265,29 +241,6 @@ def _merged(log: Log, reading: StepReading, *, is_only_run: bool) -> Iterator[tu
     while ahead is not None:
         yield ahead
         ahead = next(entries, None)
-
-
-def _with_said(
-    judged: Sequence[WatchFinding], said: Sequence[WatchFinding], *, trusted_from: int | None
-) -> list[WatchFinding]:
-    """What the log shows, and what a watch said that the log alone does not show.
-
-    Args:
-        judged: Findings out of the log.
-        said: Findings as they were said.
-        trusted_from: The step from which the watch's word on routers counts as it stands; None: nowhere.
-    """
-    found = [finding for finding in judged if finding.kind not in TOLD_BY_SPIKES | SAID_ALONE]
-    known = {(finding.kind, finding.step) for finding in found}
-    added: dict[tuple[str, int, str], WatchFinding] = {}
-    for finding in said:
-        is_trusted = finding.kind in OF_ROUTERS and trusted_from is not None and finding.step >= trusted_from
-        if finding.kind in SAID_ALONE or (is_trusted and (finding.kind, finding.step) not in known):
-            added.setdefault((finding.kind, finding.step, finding.text), finding)
-        elif finding.kind not in TOLD_BY_SPIKES and (finding.kind, finding.step) not in known:
-            text = f"{finding.text} (said while it trained; the log alone does not show it)"
-            added.setdefault((finding.kind, finding.step, text), dataclasses.replace(finding, text=text))
-    return [*found, *added.values()]
 
 
 def _step_of(report: RouterReport | None) -> int | None:

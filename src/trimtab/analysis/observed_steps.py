@@ -18,13 +18,12 @@ from trimtab.log.columns import SideColumns, StepColumns
 from trimtab.log.reader import Log
 from trimtab.log.steps import UNKNOWN_REASON
 from trimtab.rules.health import ObservedStep
+from trimtab.rules.watch_config import WatchConfig
 from trimtab.values import GRADIENTLESS, STEP_REASONS
+from trimtab.watched import WATCH_EVENT
 
 _AT_ONCE: Final = 1 << 14
 """Steps that are Python numbers at a time."""
-
-_PER_RATE: Final = 1_000_000
-"""Tokens that stand for those of a step of which only the throughput is known."""
 
 _REASONS: Final = (*STEP_REASONS, "stepped")
 """By code; what became of a step that no record tells of is taken for the usual."""
@@ -37,7 +36,7 @@ _NUM_SLOW: Final = 5
 _PER_SHARE: Final = 100
 _SHARE_RISE: Final = 0.15
 """The screen's bounds, each wider than what a rule warns of by default: a third of the usual pace in ten steps in a
-row, and a rise of the clipped share by half between 1,200 steps."""
+row, and a rise of the clipped share by half between 1,200 steps. Of a stricter watch no step is screened."""
 
 _SCREENED: Final = 20_000
 """Steps from which the screen is worth its bounds: so many are judged in 0.3 seconds."""
@@ -62,7 +61,7 @@ class HealthSteps:
         self._records: StepColumns | None = None
         self._num_records = 0
         quiet = is_quiet(self._counted(), tokens_per_s=log.side_columns().tokens_per_s)
-        self.is_quiet = quiet and self._num_records > _SCREENED
+        self.is_quiet = quiet and self._num_records > _SCREENED and not _has_strict_watch(log)
 
     def of_run(self, series: StepSeries, *, side: SideColumns) -> Iterator[ObservedStep]:
         """The steps of one run that count, ascending, each once; of quiet ones without what no rule needs.
@@ -94,8 +93,20 @@ class HealthSteps:
             yield block
 
 
+def _has_strict_watch(log: Log) -> bool:
+    """Whether a watch of this log warned of less than the screen sees. Whatever a loss scale does is seen."""
+    usual = WatchConfig()
+    configs = (WatchConfig.from_facts(event.facts)[0] for event, _, _ in log.event_stream((WATCH_EVENT,)))
+    return any(
+        config.throughput_patience < usual.throughput_patience
+        or config.throughput_fraction > usual.throughput_fraction
+        or config.clip_fraction_rise < usual.clip_fraction_rise
+        for config in configs
+    )
+
+
 def is_quiet(blocks: Iterable[StepColumns], *, tokens_per_s: NDArray[np.float64]) -> bool:
-    """Whether no rule of health can find anything in these steps; a screen, as for spikes.
+    """Whether no rule of health can find anything in these steps by default; a screen, as for spikes.
 
     A million steps take 15 seconds to judge, and most runs hold nothing that any of the rules looks for.
 
@@ -103,16 +114,19 @@ def is_quiet(blocks: Iterable[StepColumns], *, tokens_per_s: NDArray[np.float64]
         blocks: The steps, in the order recorded.
         tokens_per_s: (M,) paces that stand beside them.
     """
-    has_zero = has_broken_norm = False
+    has_broken = has_loss = has_gap = False
     first_scale: float | None = None
     paces, clipped = [], []
     for block in blocks:
+        norms = block.grad_norm[block.has_grad_norm]
+        has_broken |= bool(np.isinf(block.loss).any()) or not np.isfinite(norms).all()
+        is_known = np.isfinite(block.loss)
+        has_loss |= bool(is_known.any())
+        has_gap |= not is_known.all()
         is_stale = (block.reason != _STEPPED) & (block.reason != UNKNOWN_REASON) & block.has_grad_norm
-        has_zero |= bool((block.loss == 0.0).any())
-        has_broken_norm |= not np.isfinite(block.grad_norm[block.has_grad_norm]).all()
         scales = block.loss_scale[block.loss_scale > 0]
         first_scale = float(scales[0]) if first_scale is None and scales.size else first_scale
-        if is_stale.any() or (has_zero and has_broken_norm) or (scales != first_scale).any():
+        if is_stale.any() or has_broken or (has_loss and has_gap) or (scales != first_scale).any():
             return False
         with np.errstate(divide="ignore", invalid="ignore"):
             paces.append((block.num_tokens / block.wall_s).astype(np.float32))
@@ -150,12 +164,10 @@ def _losses(records: StepColumns) -> Iterator[ObservedStep]:
 
 def _observed(records: StepColumns, *, rates: tuple[NDArray[np.int64], NDArray[np.float64]]) -> Iterator[ObservedStep]:
     steps, per_s = rates
-    wall_s, num_tokens = records.wall_s, records.num_tokens
+    paces = np.full(records.step.size, np.nan)
     if steps.size:
         place = np.minimum(np.searchsorted(steps, records.step), steps.size - 1)
-        known = (steps[place] == records.step) & (per_s[place] > 0)
-        num_tokens = np.where(known & (num_tokens <= 0), _PER_RATE, num_tokens)
-        wall_s = np.where(known, num_tokens / np.where(known, per_s[place], 1.0), wall_s)
+        paces = np.where((steps[place] == records.step) & (per_s[place] > 0), per_s[place], np.nan)
     columns = zip(
         records.step.tolist(),
         records.loss.tolist(),
@@ -165,13 +177,13 @@ def _observed(records: StepColumns, *, rates: tuple[NDArray[np.int64], NDArray[n
         records.lr.tolist(),
         records.has_lr.tolist(),
         records.loss_scale.tolist(),
-        wall_s.tolist(),
-        num_tokens.tolist(),
+        records.wall_s.tolist(),
+        records.num_tokens.tolist(),
         records.reason.tolist(),
-        records.num_skipped_micros.tolist(),
+        paces.tolist(),
         strict=True,
     )
-    for step, loss, norm, has_norm, clipped, lr, has_lr, scale, seconds, tokens, code, num_skipped in columns:
+    for step, loss, norm, has_norm, clipped, lr, has_lr, scale, seconds, tokens, code, pace in columns:
         reason = _REASONS[min(code, len(STEP_REASONS))]
         has_gradient = reason not in GRADIENTLESS
         yield ObservedStep(
@@ -184,7 +196,7 @@ def _observed(records: StepColumns, *, rates: tuple[NDArray[np.int64], NDArray[n
             wall_s=seconds,
             num_tokens=tokens,
             reason=reason,
-            num_skipped_micros=num_skipped,
+            tokens_per_s=pace if pace == pace else None,
         )
 
 

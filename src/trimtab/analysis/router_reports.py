@@ -10,25 +10,35 @@ number next to its least value, which is k where a tool does not divide by it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.findings import LayerSummary, RouterSummary
 from trimtab.log.columns import SideColumns
+from trimtab.router_summary import LayerSummary, RouterSummary
 from trimtab.rules.router.figures import load_entropy, max_vio, population_shares
 from trimtab.values import Event
-from trimtab.watched import LayerFigures, RouterReport
+from trimtab.watched import LayerFigures, RouterReport, ZScale
 from trimtab.watched_json import report_from_facts
 
 MAX_LAYERS: Final = 256
 """Layers of a summary; the worst of them are shown."""
 
+MAX_NOTES: Final = 100
+"""Notes of a summary; a log may be anybody's."""
+
 WEIGHTED: Final = 0.5
 """A z whose largest value, or a load balance whose least one, is below this was multiplied by something: over a router
 of two experts that chooses nothing z is (ln 2)^2 = 0.48, and of no router the load balance falls below 1 by half."""
+
+
+_AS_MEASURED: Final = tuple(
+    sorted({figure.name for figure in fields(LayerFigures)} & {figure.name for figure in fields(LayerSummary)})
+)
+"""Figures of a layer that a reader sees as they were measured; the others are made of its counts."""
 
 
 class SideReports(NamedTuple):
@@ -39,6 +49,7 @@ class SideReports(NamedTuple):
         z_factor: What z is multiplied by; NaN where that is not known.
         load_balance: (N,) 1 at balance; likewise.
         name: What the log calls the load balance.
+        z_scale: What the name of z says that it is of; a sum where it says nothing.
         notices: What of it is not judged, and how it was read.
     """
 
@@ -46,6 +57,7 @@ class SideReports(NamedTuple):
     z_factor: float
     load_balance: NDArray[np.float64]
     name: str
+    z_scale: ZScale
     notices: tuple[str, ...]
 
 
@@ -57,11 +69,18 @@ def report_of(event: Event) -> RouterReport:
 def read_side(side: SideColumns) -> SideReports:
     """How the figures of another tool's log are to be read, from all that there is of them."""
     z, balance, notices = side.router_z, side.load_balance, []
+    z_name = side.names.get("router_z", "router z")
+    if (z < 0).any():  # NaN is not below 0
+        notices.append(
+            f"{z_name!r} is {np.nanmin(z):.3g} at its least, and no router z, a mean of squares, is below 0: it is not "
+            "taken for one"
+        )
+        z = np.full(z.size, np.nan)
     largest = np.nanmax(z) if np.isfinite(z).any() else None
     is_weighted = largest is not None and largest < WEIGHTED
     if is_weighted:
         notices.append(
-            f"{side.names.get('router_z', 'router z')!r} is never above {largest:.3g}: it seems to be multiplied by "
+            f"{z_name!r} is never above {largest:.3g}: it seems to be multiplied by "
             "its weight, and its course alone is judged"
         )
     least = np.nanmin(balance) if np.isfinite(balance).any() else None
@@ -75,7 +94,9 @@ def read_side(side: SideColumns) -> SideReports:
     elif least is not None and (divisor := max(1.0, float(np.round(least)))) > 1:
         notices.append(f"{name!r} was divided by {divisor:.0f}, near its least value, so that balance is 1")
         balance = balance / divisor
-    return SideReports(z, np.nan if is_weighted else 1.0, balance, name, tuple(notices))
+    return SideReports(
+        z, np.nan if is_weighted else 1.0, balance, name, "mean" if "mean" in z_name.lower() else "sum", tuple(notices)
+    )
 
 
 def side_report(read: SideReports, place: int, *, step: int, first_step: int) -> RouterReport | None:
@@ -89,17 +110,18 @@ def side_report(read: SideReports, place: int, *, step: int, first_step: int) ->
         first_step=first_step,
         layers=(LayerFigures(name=read.name, load_balance=balance),) if has_balance else (),
         z=z if has_z else None,
-        z_scale="sum",
+        z_scale=read.z_scale,
         z_factor=read.z_factor,
     )
 
 
-def summary(report: RouterReport, *, first: Sequence[str] = ()) -> RouterSummary:
+def summary(report: RouterReport, *, first: Sequence[str] = (), notes: Iterable[str] = ()) -> RouterSummary:
     """What a reader sees of a report: its layers, the worst in front.
 
     Args:
         report: The report.
         first: Layers that a finding names.
+        notes: What could not be measured in the reports before it.
     """
     named = set(first)
     layers = sorted(_layers(report), key=lambda layer: (layer.name not in named, *_badness(layer)))
@@ -110,6 +132,7 @@ def summary(report: RouterReport, *, first: Sequence[str] = ()) -> RouterSummary
         z_scale=report.z_scale if report.z is not None else None,
         layers=tuple(layers[:MAX_LAYERS]),
         layers_left_out=max(0, len(layers) - MAX_LAYERS),
+        notes=tuple(dict.fromkeys((*notes, *report.notes)))[:MAX_NOTES],
     )
 
 
@@ -117,16 +140,11 @@ def _layers(report: RouterReport) -> Iterator[LayerSummary]:
     for layer in report.layers:
         counts = layer.counts
         yield LayerSummary(
-            name=layer.name,
-            num_experts=layer.num_experts,
-            z=layer.z,
-            load_balance=layer.load_balance,
+            **{figure: getattr(layer, figure) for figure in _AS_MEASURED},
             max_vio=max_vio(counts) if counts else None,
-            token_entropy=layer.token_entropy,
             load_entropy=load_entropy(counts) if counts else None,
             num_silent=sum(count == 0 for count in counts) if counts else None,
             population_shares=_shares(report, counts) if counts else None,
-            population_cosine=layer.population_cosine,
         )
 
 

@@ -22,7 +22,7 @@ from trimtab.rules.median import MedianRule
 from trimtab.rules.norms import ROBUST_FACTOR, ROBUST_HISTORY, ROBUST_K, NormRule
 from trimtab.rules.robust import ABSOLUTE_FLOOR, RobustRule
 from trimtab.values import STEP_REASONS, Verdict
-from trimtab.watched import Severity
+from trimtab.watched import SEVERITIES, Severity
 
 RULES = ("robust", "median")
 """Rules that `rewind` offers."""
@@ -45,7 +45,6 @@ What died is the run, from 13555 to the end, not five batches. Where the run cam
 stretch is short, each stretch stays a finding of its own."""
 
 SCALER_OVERFLOW = STEP_REASONS.index("scaler_overflow")
-SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "notice": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +358,7 @@ def _spike(
 
 def order(spike: Spike, *, rule: str) -> tuple[int, int, float, int]:
     """Critical, warning, notice; inside by score (what has none after what has one), or by ratio under `median`."""
-    severity = SEVERITY_ORDER[spike.severity]
+    severity = SEVERITIES.index(spike.severity)
     if spike.severity == "critical":
         return severity, 0, 0.0, spike.first
     if rule == "robust" and spike.score is not None:

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.analysis.findings import judge_log
+from trimtab.analysis.health import judge_health
 from trimtab.analysis.series import StepSeries, is_finite
 from trimtab.analysis.spikes import SCALER_OVERFLOW, usual_limit
+from trimtab.analysis.unhealthy import Unhealthy
 from trimtab.findings import Signal, Spike
 from trimtab.log.reader import open_log
 from trimtab.values import json_number
@@ -72,14 +74,31 @@ class _Sign(NamedTuple):
     usual: float | None
 
 
-def find_in_log(path: str | os.PathLike[str]) -> Trouble | None:
-    """The trouble that the last run of a log ended in; None where it ended well.
+class Found(NamedTuple):
+    """What a log has against the checkpoints of its last run.
+
+    Attributes:
+        trouble: The trouble that the run ended in; None where it came back from all.
+        unhealthy: What a watch finds in it, by the step at which each began.
+    """
+
+    trouble: Trouble | None
+    unhealthy: tuple[Unhealthy, ...] = ()
+
+
+def find_in_log(path: str | os.PathLike[str]) -> Found:
+    """What the log of a run has against its checkpoints.
 
     Raises:
         LogError: The log cannot be read, or holds no training step.
     """
-    run = judge_log(open_log(path), rule="robust")[-1]
-    return find_trouble(run.reading.series, run.search.spikes)
+    log = open_log(path)
+    runs = judge_log(log, rule="robust")
+    series = runs[-1].reading.series
+    # What an earlier attempt found further on than the run is now was on a way that it was taken back from.
+    here = int(series.step[series.attempt == series.attempt.max()].max())
+    unhealthy = tuple(one for one in judge_health(log, runs).unhealthy if one.finding.step <= here)
+    return Found(find_trouble(series, runs[-1].search.spikes), unhealthy)
 
 
 def find_trouble(series: StepSeries, spikes: Sequence[Spike]) -> Trouble | None:

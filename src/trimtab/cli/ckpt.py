@@ -18,6 +18,7 @@ from trimtab.cli.checkpoint_places import checkpoints_at, find_places, one_folde
 from trimtab.cli.output import answer, json_option, print_path
 from trimtab.cli.progress import stage_progress
 from trimtab.errors import CheckpointError
+from trimtab.log.folder import HEADER_NAME
 from trimtab.report.checkpoints import (
     ListedFolder,
     draw_folders,
@@ -142,7 +143,8 @@ def verify_command(path: str, *, json_file: str | None) -> int:
 def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str | None) -> int:
     """Prints the checkpoint to go on from: the newest that is complete and byte for byte what was saved.
 
-    The path alone is on standard output, byte for byte; why newer ones were refused is on standard error, and a
+    PATH is the folder that holds them, or a run, by its folder or its id, whose output folder is then looked into. The
+    path alone is on standard output, byte for byte; why newer ones were refused is on standard error, and a
     warning where the one that is printed is not healthy. In the JSON "path_hex" has the bytes of a path that is not
     UTF-8, and "last_healthy" what --healthy prints.
 
@@ -151,7 +153,9 @@ def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str
         trimtab ckpt pick runs/a
         trimtab ckpt pick --healthy --json - runs/a
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    folder, entries, notices = one_folder(Path(path))
+    place, of_run = _place_to_pick_from(path)
+    folder, entries, notices = one_folder(place)
+    run_id = run_id if run_id is not None else of_run
     newest = [name.path for name in entries.found[:1]]
 
     def choose(progress: Progress | None) -> CheckpointInfo:
@@ -172,6 +176,18 @@ def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str
 
     answer(lambda: _picked_to_json(info, last_healthy), json_file=json_file, draw=draw)
     return 0
+
+
+def _place_to_pick_from(path: str) -> tuple[Path, str | None]:
+    """The folder of checkpoints that is meant, and the run where it is named by that."""
+    place = Path(path)
+    if place.is_dir() and not os.path.lexists(place / HEADER_NAME):
+        return place, None
+    # Imported here, as below.
+    from trimtab.cli.checkpoints_of_run import place_of_run
+
+    found = place_of_run(path)
+    return (place, None) if found is None else (found.folder, found.run_id)
 
 
 def _pick_healthy(

@@ -20,12 +20,12 @@ from trimtab.resume import losses, rates, row_order
 from trimtab.resume.around import Around, Judged, RowsAround, Seen
 from trimtab.resume.breaks import NUM_JUDGED, SeenStep
 from trimtab.values import Event, MicroBatch, StepRow
+from trimtab.watched import SEVERITIES
 
 CHECKS: Final = (losses.judge, rates.judge, row_order.judge)
 """What is compared, in the order told."""
 
 _MAX_ROWS: Final = 1 << 16
-_ORDER: Final = ("critical", "warning", "notice")
 
 
 class FirstSteps:
@@ -94,7 +94,7 @@ class FirstSteps:
         judged = self._judge()
         at = self.around.step
         breaks = sorted(
-            (found for one in judged for found in one.breaks), key=lambda found: _ORDER.index(found.severity)
+            (found for one in judged for found in one.breaks), key=lambda found: SEVERITIES.index(found.severity)
         )
         whose = f" of rank {self.around.rank}" if self.around.before.num_ranks > 1 else ""
         for found in breaks:

@@ -41,8 +41,7 @@ from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_tr
 from trimtab.integrations.hf_resume import ResumeSource, look_before_resuming
 from trimtab.integrations.hf_saving import TrainerSaving
 from trimtab.integrations.hf_tap import TrainerTap
-from trimtab.integrations.hf_watch import watch_introduction
-from trimtab.integrations.hf_weights import refuse_if_not_all_load
+from trimtab.integrations.hf_weights import model_to_give, refuse_if_not_all_load
 from trimtab.integrations.hf_window import TrainerWindow
 from trimtab.integrations.hosted import HostedRun
 from trimtab.notices import say, warn
@@ -52,6 +51,7 @@ from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.gate import Gate
 from trimtab.torch.router.watch import RouterWatch
 from trimtab.values import RunHeader
+from trimtab.watched import EVALUATION_EVENT
 from trimtab.watching import OnFinding
 
 _MARK: Final = "trimtab_run"
@@ -105,6 +105,7 @@ class TrainerRun(HostedRun):
         self._training = False
         self._has_other_data = False
         self._num_trainings = 0
+        self._has_ended = False
         self._source = ResumeSource()
         self._together = RanksTogether()
         self._saving = TrainerSaving(trainer, ranks=self._together)
@@ -123,9 +124,6 @@ class TrainerRun(HostedRun):
             trainer.add_callback(_Moments(self))
             if self._core.is_first_rank:
                 say("hf", self._introduction(record=record))
-        if self._watching is not None and self._core.is_first_rank:
-            is_own = isinstance(watch, RouterWatch)
-            say("hf", watch_introduction(self._watching, trainer.model, is_own=is_own))
         if exclusion is not None and self._core.is_first_rank:
             say("hf", exclusion.introduction())
 
@@ -221,18 +219,22 @@ class TrainerRun(HostedRun):
         # What was recorded before (an event of the user's, say) is that of a run of its own.
         state = self._source.state
         is_other = self._has_other_data or state is not None
-        if self._num_trainings or (is_other and core.has_begun):
+        if self._num_trainings or self._has_ended or (is_other and core.has_begun):
             core.close(reason="begun again")
-            core = self._new_core(run_id=None)
+            # One that ended before it began, as by a checkpoint that was refused, has left its name to this one.
+            core = self._new_core(run_id=None if self._num_trainings or core.has_begun else core.run_id)
         elif self._has_other_data:
             core = self._new_core(run_id=core.run_id)
-        self._has_other_data = False
+        self._has_other_data = self._has_ended = False
         # By now the trainer has made its optimizer, and prepared the model for its ranks.
         self._gate = Gate(core, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks)
         self._window = TrainerWindow(self._trainer, self._gate)
         if self._watching is not None:
             self._watching.begin(
-                core.watch, model=self._trainer.model, optimizer=self._trainer.optimizer, ranks=self._ranks
+                core.watch,
+                model=self._trainer.model,
+                optimizer=self._trainer.optimizer,
+                process_group=self._process_group,
             )
         if state is not None:
             state.load(self._gate)
@@ -269,6 +271,7 @@ class TrainerRun(HostedRun):
             is_named=resume_from_checkpoint is not True,
             reads=self._trainer.args.local_process_index == 0,
             check_fit=functools.partial(refuse_if_not_all_load, trainer=self._trainer),
+            model_to_give=functools.partial(model_to_give, trainer=self._trainer),
             ranks=self._together,
             core=self._core,
         )
@@ -289,6 +292,7 @@ class TrainerRun(HostedRun):
         if self._core.is_first_rank:
             self._window.tell_further_terms()
         self._core.close(reason=reason)
+        self._has_ended = True
         if self._watching is not None:
             self._watching.remove()
         if self.folder is not None and self._core.is_first_rank:
@@ -360,7 +364,7 @@ class _Moments(TrainerCallback):
             if "loss" in facts:
                 core.evaluation(facts.pop("loss"), facts, step=state.global_step)
             else:  # of a model without labels, or metrics alone
-                core.event("evaluation", facts, step=state.global_step)
+                core.event(EVALUATION_EVENT, facts, step=state.global_step)
 
 
 class _AfterSaves(TrainerCallback):

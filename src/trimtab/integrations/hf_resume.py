@@ -8,6 +8,7 @@ optimizer, if its file is missing) and not say so, it is refused.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from trimtab.errors import CheckpointError
 from trimtab.integrations.hf_checkpoint import STATE_NAME, SavedState
 from trimtab.notices import say, warn
 from trimtab.resume.describe import last_serial
+from trimtab.resume.doubt import short
 from trimtab.resume.examine import Examined, examine
 from trimtab.resume.listing import list_checkpoints
 from trimtab.resume.manifest import MANIFEST_NAME, Manifest, ResumedFrom, read_manifest
@@ -37,6 +39,9 @@ _NEEDED: Final = ("optimizer", "scheduler", "step")
 a model it says so itself; without the random numbers it goes on, and is not the same training."""
 
 _MAX_PROBLEMS: Final = 3
+
+ModelToGive = Callable[[Path], str | None]
+"""The model that a trainer needs to go on from a checkpoint, as code; None where it has that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ def look_before_resuming(
     is_named: bool,
     reads: bool,
     check_fit: Callable[[Path], None],
+    model_to_give: ModelToGive,
     ranks: RanksTogether,
     core: RunCore,
 ) -> ResumeSource:
@@ -91,6 +97,7 @@ def look_before_resuming(
         is_named: Whether the user named it: the newest one was asked for otherwise.
         reads: Whether this process reads all of it: one of those that share a disk has to, and the first of all does.
         check_fit: Refuses one from which the trainer would not load all there is.
+        model_to_give: The model that the trainer needs to go on from one, as code; None where it has that.
         ranks: The processes that are to agree.
         core: A run with the settings of the one that is to go on.
 
@@ -111,7 +118,11 @@ def look_before_resuming(
         if found is None:
             return _Look()
         # A folder that is not there the trainer tells of itself.
-        seen = _look(found, out=out, is_named=is_named) if reads and found.is_dir() else _Look(name=found.name)
+        seen = (
+            _look(found, out=out, is_named=is_named, model_to_give=model_to_give)
+            if reads and found.is_dir()
+            else _Look(name=found.name)
+        )
         check_fit(found)
         state = SavedState(found)
         state.check(core)
@@ -144,23 +155,24 @@ def _spelled(name: str | None) -> str:
     return "none" if name is None else plain(name)
 
 
-def _look(folder: Path, *, out: Path, is_named: bool) -> _Look:
+def _look(folder: Path, *, out: Path, is_named: bool, model_to_give: ModelToGive) -> _Look:
     rng = _rng_files(folder)
     # The guard's history may be deleted, as its own errors advise; of the random numbers see below.
     optional = (STATE_NAME, *rng)
     found = examine(folder, needs=_NEEDED, optional=optional, most=_MAX_PROBLEMS + 1)
     manifest = found.manifest
-    _refuse_incomplete(folder, found)
-    _refuse_damaged(folder, found)
+    instead = functools.partial(_instead, folder, found, model_to_give=model_to_give)
+    _refuse_incomplete(folder, found, instead=instead)
+    _refuse_damaged(folder, found, instead=instead)
     if manifest is not None and not is_named:
         _refuse_left_aside(folder, manifest)
     warned = []
     if "rng" in found.info.missing or not all(os.path.lexists(folder / file) for file in rng):
         what = f"{plain(str(folder))} lacks random numbers: what goes on is not bit-identical (dropout, a shuffle)"
-        warned.append(_overridden(what, folder, found, is_named=is_named))
+        warned.append(_overridden(what, folder, is_named=is_named, instead=instead))
     if manifest is not None and not manifest.healthy:
-        what = f"{plain(str(folder))} is not healthy: {plain('; '.join(manifest.unhealthy_because))}"
-        warned.append(_overridden(what, folder, found, is_named=is_named))
+        what = f"{plain(str(folder))} is not healthy: {short(manifest.unhealthy_because)}"
+        warned.append(_overridden(what, folder, is_named=is_named, instead=instead))
     return _Look(
         name=folder.name,
         load=ResumedFrom(step=found.step or 0, serial=last_serial(out)),
@@ -188,21 +200,21 @@ def _no_manifest(folder: Path) -> str:
     )
 
 
-def _refuse_damaged(folder: Path, found: Examined) -> None:
+def _refuse_damaged(folder: Path, found: Examined, *, instead: Callable[[], str]) -> None:
     if found.problems:
         more = "; and more" if len(found.problems) > _MAX_PROBLEMS else ""
         problems = "; ".join(found.problems[:_MAX_PROBLEMS])
-        raise CheckpointError(_refusal(f"{plain(str(folder))} is damaged: {problems}{more}", folder, found))
+        raise CheckpointError(_refusal(f"{plain(str(folder))} is damaged: {problems}{more}", instead))
 
 
-def _refuse_incomplete(folder: Path, found: Examined) -> None:
+def _refuse_incomplete(folder: Path, found: Examined, *, instead: Callable[[], str]) -> None:
     if found.missing:
         what = (
             f"{plain(str(folder))} has no {listed(found.missing)}, as save_only_model=True leaves it: transformers "
             "would begin with new ones and say nothing. To begin a new training from its weights, load them with "
             "from_pretrained"
         )
-        raise CheckpointError(_refusal(what, folder, found))
+        raise CheckpointError(_refusal(what, instead))
 
 
 def _refuse_left_aside(folder: Path, manifest: Manifest) -> None:
@@ -225,22 +237,26 @@ def _refuse_left_aside(folder: Path, manifest: Manifest) -> None:
     )
 
 
-def _overridden(what: str, folder: Path, found: Examined, *, is_named: bool) -> str:
+def _overridden(what: str, folder: Path, *, is_named: bool, instead: Callable[[], str]) -> str:
     """What to warn of where the user named the checkpoint; refused where the newest was asked for."""
     if is_named:
         return f"{what}. It was named, so the training goes on from it."
-    raise CheckpointError(f"{_refusal(what, folder, found)} To go on from it all the same, name it: {_call(folder)}.")
+    raise CheckpointError(f"{_refusal(what, instead)} To go on from it all the same, name it: {_call(folder)}.")
 
 
-def _refusal(what: str, folder: Path, found: Examined) -> str:
-    """Says what was found, and which checkpoint to take instead."""
+def _refusal(what: str, instead: Callable[[], str]) -> str:
+    return f"{what.rstrip('.')}. Nothing was loaded. {instead()}"
+
+
+def _instead(folder: Path, found: Examined, *, model_to_give: ModelToGive) -> str:
+    """Which checkpoint to take instead, and the whole of what that takes: no refusal leads into the next one."""
     info = instead_of(folder, found.info.run_id)
     if info is None:
-        instead = "No other checkpoint beside it is whole: begin anew, or copy it again from where it came from."
-    else:
-        kind = "healthy" if info.healthy else "whole"
-        instead = f"The last {kind} one is {plain(info.path.name)}: {_call(info.path)}."
-    return f"{what.rstrip('.')}. Nothing was loaded. {instead}"
+        return "No other checkpoint beside it is whole: begin anew, or copy it again from where it came from."
+    kind = "healthy" if info.healthy else "whole"
+    model = model_to_give(info.path)
+    first = f"give the Trainer {model}, then " if model is not None else ""
+    return f"The last {kind} one is {plain(info.path.name)}: {first}{_call(info.path)}."
 
 
 def _call(folder: Path) -> str:

@@ -32,7 +32,7 @@ from trimtab.text import plain
 from trimtab.torch.checkpoint_ranks import RanksTogether
 from trimtab.torch.health import Nonfinite, find_nonfinite, merged, nonfinite_to_state, worse_than
 from trimtab.torch.sharding import is_shard
-from trimtab.torch.watch_in_saves import look_at_memory, unhealthy_because
+from trimtab.torch.watch_in_saves import WatchWord, look_at_memory, word_of_watch
 from trimtab.values import json_number
 
 
@@ -42,11 +42,11 @@ class _Begun:
 
     Attributes:
         folder: The checkpoint.
-        because: Why the model is not healthy, a sentence each; none where it is.
+        unhealthy: Why the model is not healthy; no sentence where it is.
     """
 
     folder: Path
-    because: tuple[str, ...]
+    unhealthy: WatchWord
 
 
 class TrainerSaving:
@@ -97,11 +97,11 @@ class TrainerSaving:
             if self._looks_inside:
                 look_at_memory(self._watched, trainer.model, trainer.optimizer)
             state = state_of_run()  # what it may raise leaves no half of a checkpoint
-            because = self._unhealthy_because()
+            unhealthy = self._unhealthy()
             self._rotation.restore()  # training_args.bin holds the limit that the user has set
             save_model(*args, **kwargs)
-            self._begun = _Begun(folder, because)
-            self._rotation.before_rotation(folder, healthy=not because)
+            self._begun = _Begun(folder, unhealthy)
+            self._rotation.before_rotation(folder, healthy=not unhealthy.because)
             if trainer.args.should_save and any(state[name] is not None for name in ("guard", "watch", "run_id")):
                 save_state(folder, state)
 
@@ -120,12 +120,12 @@ class TrainerSaving:
         name = f"checkpoint-{step}"
         begun = self._begun
         if begun is None or begun.folder.name != name:  # a trainer of the user's own, which saves in its own way
-            begun = _Begun(Path(trainer.args.output_dir, name), self._unhealthy_because())
-        folder, because = begun.folder, begun.because
+            begun = _Begun(Path(trainer.args.output_dir, name), self._unhealthy())
+        folder, because = begun.folder, begun.unhealthy.because
         trainer.accelerator.wait_for_everyone()  # a rank may still be writing its random numbers
         facts: dict[str, Any] = {"folder": name}
         if trainer.args.should_save and self._is_there(folder):
-            manifest = write_manifest(folder, self._saved(core, step=step, because=because))
+            manifest = write_manifest(folder, self._saved(core, step=step, unhealthy=begun.unhealthy))
             facts["healthy"] = not because
             facts["verifiable"] = manifest is not None
             if manifest is not None and because:
@@ -153,7 +153,7 @@ class TrainerSaving:
         )
         return False
 
-    def _saved(self, core: RunCore, *, step: int, because: tuple[str, ...]) -> Saved:
+    def _saved(self, core: RunCore, *, step: int, unhealthy: WatchWord) -> Saved:
         trainer = self._trainer
         state = trainer.state
         logged = self._logged()
@@ -178,7 +178,8 @@ class TrainerSaving:
             run_id=core.run_id,
             world_size=trainer.args.world_size,
             has=frozenset(has),
-            unhealthy_because=because,
+            unhealthy_because=unhealthy.because,
+            unhealthy_since=unhealthy.since,
             loss=None if loss is None else float(loss),
             resumed_from=self._load,
             lr=tuple(float(group["lr"]) for group in trainer.optimizer.param_groups),
@@ -194,18 +195,19 @@ class TrainerSaving:
         kind = accelerator.distributed_type.value
         return kind == "NO" or kind.startswith("MULTI_") or bool(kind == "FSDP" and accelerator.is_fsdp2)
 
-    def _unhealthy_because(self) -> tuple[str, ...]:
-        because = self._watch_because()
+    def _unhealthy(self) -> WatchWord:
+        """Why the model is not healthy."""
+        watch = self._word_of_watch()
         if self._looks_inside:
-            return (*worse_than(self._baseline, self._nonfinite()), *because)
+            return watch._replace(because=(*worse_than(self._baseline, self._nonfinite()), *watch.because))
         loss = self._logged().get("loss", 0.0)
-        return because if math.isfinite(loss) else (f"the logged loss is {loss}", *because)
+        return watch if math.isfinite(loss) else watch._replace(because=(f"the logged loss is {loss}", *watch.because))
 
-    def _watch_because(self) -> tuple[str, ...]:
+    def _word_of_watch(self) -> WatchWord:
         """What the watch of rank 0 says, which judges for all of them; no rank waits where there is none."""
         if self._watched is None:
-            return ()
-        return self._ranks.from_first(lambda: unhealthy_because(self._watched))
+            return WatchWord()
+        return self._ranks.from_first(lambda: word_of_watch(self._watched))
 
     def _logged(self) -> Mapping[str, Any]:
         """The last entry of the trainer's log that has a loss; an empty one before the first."""

@@ -38,21 +38,41 @@ def refuse_if_not_all_load(folder: Path, trainer: Any) -> None:
     Raises:
         CheckpointError: As said.
     """
+    left = _left_as_built(folder, trainer)
+    if not left:
+        return
+    names = listed(map(plain, left), most=_MOST_NAMED)
+    raise CheckpointError(
+        f"{plain(str(folder))} holds weights under names that a Trainer does not load: {names} would stay as the model "
+        f"was built, {len(left)} of its weights in all. Nothing was loaded. Transformers turns the names back where "
+        f"the model is made from the checkpoint: give the Trainer {_made_from(folder, trainer)}, and resume from there "
+        "as before."
+    )
+
+
+def model_to_give(folder: Path, trainer: Any) -> str | None:
+    """The model to give a Trainer that is to go on from a checkpoint, as code; None where it has that already.
+
+    Args:
+        folder: The checkpoint.
+        trainer: The `Trainer`.
+    """
+    return _made_from(folder, trainer) if _left_as_built(folder, trainer) else None
+
+
+def _left_as_built(folder: Path, trainer: Any) -> list[str]:
+    """Names of the weights that the trainer would not load."""
     model = trainer.model
     loads_itself = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or hasattr(model, "peft_config")
     if model is None or loads_itself:
-        return
+        return []
     saved = _saved_names(folder)
     left = _not_found(model, saved) if saved else []
-    if not left or _is_built_from(model, folder):
-        return
-    kind, path = plain(type(model).__name__), plain(str(folder))
-    names = listed(map(plain, left), most=_MOST_NAMED)
-    raise CheckpointError(
-        f"{path} holds weights under names that a Trainer does not load: {names} would stay as the model was built, "
-        f"{len(left)} of its weights in all. Nothing was loaded. Transformers turns the names back where the model is "
-        f"made from the checkpoint: give the Trainer {kind}.from_pretrained({path!r}), and resume from there as before."
-    )
+    return [] if _is_built_from(model, folder) else left
+
+
+def _made_from(folder: Path, trainer: Any) -> str:
+    return f"{plain(type(trainer.model).__name__)}.from_pretrained({plain(str(folder))!r})"
 
 
 def _saved_names(folder: Path) -> frozenset[str]:

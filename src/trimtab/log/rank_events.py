@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from trimtab.values import Event
+from trimtab.watched import EVALUATION_EVENT
 
 _OF_EACH_RANK: Final = ("dropped", "refused")
 """Kinds that count what happened to the recorder of one rank: two that are alike are two losses."""
@@ -54,6 +55,6 @@ def merged(events: Iterable[tuple[int, Event]]) -> list[Event]:
 def _content(event: Event) -> str:
     """What must be the same for two events to be one."""
     facts = event.facts
-    if event.kind == "evaluation":
+    if event.kind == EVALUATION_EVENT:
         facts = {name: fact for name, fact in facts.items() if not name.endswith(_TIMES)}
     return json.dumps(facts, sort_keys=True)

@@ -218,7 +218,7 @@ def _names_wanted(place: Path, head: bytes) -> str:
     losses, norms = (", ".join(NAMES[role][:_NUM_NAMES]) for role in ("loss", "grad_norm"))
     return (
         f": in metrics a column, or key, must be a training loss ({losses}, ..., or beside a step any that ends in "
-        f'"loss") or a gradient norm ({norms}, ...), and none of its names is one'
+        f'"loss" and is of no evaluation) or a gradient norm ({norms}, ...), and none of its names is one'
     )
 
 

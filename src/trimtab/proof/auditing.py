@@ -47,7 +47,8 @@ def judge_audit(run: RunTrial) -> CaseResult | None:
         return _result("failed", check=AUX_WEIGHTS, found=found, expected=expected, mistake=mistake.name, text=text)
     if not audit.is_sound:
         return _result("not_applicable", text=f"{'; '.join(audit.notes) or said}.")
-    return _result("proven", text=f"In the gradient {said}, alike whatever the accumulation.")
+    beside = "".join(f" Beside that, {note}." for note in audit.notes)
+    return _result("proven", text=f"In the gradient {said}, alike whatever the accumulation.{beside}")
 
 
 def _two_numbers(finding: WatchFinding) -> tuple[float | None, float | None]:

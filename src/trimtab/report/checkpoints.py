@@ -15,12 +15,18 @@ from rich.console import Console
 from rich.text import Text
 
 from trimtab.report.lines import draw_table, make_table, number, say, tell
+from trimtab.resume.doubt import gist, short
 from trimtab.resume.info import CheckpointInfo, Refused, VerifyReport
 from trimtab.resume.names import Ignored
 from trimtab.text import plain
 
 MAX_IGNORED: Final = 20
 """Ignored entries told of one folder."""
+
+MAX_REASONS: Final = 10
+"""Reasons of one folder's checkpoints that are told in full."""
+
+UNTOLD: Final = "its manifest does not say why"
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _LIST_ONLY: Final = ("version", "refused", "ignored", "notices")
@@ -142,6 +148,7 @@ def _draw_folder(folder: ListedFolder, *, console: Console) -> None:
         for info in folder.checkpoints:
             table.add_row(*map(Text, _cells(info)))
         draw_table(table, console=console, below=[_below(info) for info in folder.checkpoints])
+        _draw_reasons_in_full(folder.checkpoints, console=console)
     else:
         tell(console, f"{path} holds no checkpoint: none is called step_500, checkpoint-500 or step_500.pt")
     _draw_reasons("ignored", folder.ignored, folder.num_ignored, console=console)
@@ -152,7 +159,7 @@ def _cells(info: CheckpointInfo) -> tuple[str, ...]:
     return (
         str(info.step),
         plain(info.run_id) if info.run_id is not None else "-",
-        {True: "yes", False: "no", None: "-"}[info.healthy],
+        "no" if info.doubt is not None else {True: "yes", False: "no", None: "-"}[info.healthy],
         whole,
         "-" if info.size_bytes is None else _size(info.size_bytes),
         number(info.loss),
@@ -166,14 +173,25 @@ def _below(info: CheckpointInfo) -> str:
     if info.problem is None and info.missing:
         clauses.append(f"lacks {', '.join(info.missing)}, which a resume needs")
     if info.healthy is False:
-        clauses.append(f"not healthy: {_because(info)}")
+        clauses.append(f"not healthy: {short(info.unhealthy_because) or UNTOLD}")
+    if info.doubt is not None:
+        clauses.append(f"in doubt: {info.doubt}")
     if info.abandoned:
         clauses.append("left aside: its run was taken back to an earlier step since, and went on from there")
     return f"    {plain('; '.join(clauses))}" if clauses else ""
 
 
 def _because(info: CheckpointInfo) -> str:
-    return plain("; ".join(info.unhealthy_because)) or "its manifest does not say why"
+    return plain("; ".join(info.unhealthy_because)) or UNTOLD
+
+
+def _draw_reasons_in_full(infos: Sequence[CheckpointInfo], *, console: Console) -> None:
+    """Draws once each what the rows tell shortly."""
+    reasons = {gist(reason): reason for info in infos for reason in info.unhealthy_because if short([reason]) != reason}
+    for reason in list(reasons.values())[:MAX_REASONS]:
+        tell(console, plain(reason))
+    if len(reasons) > MAX_REASONS:
+        say(console, f"{len(reasons) - MAX_REASONS:,} more reasons; --json has them in full")
 
 
 def _draw_reasons(what: str, entries: Sequence[Refused | Ignored], num_entries: int, *, console: Console) -> None:

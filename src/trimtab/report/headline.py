@@ -9,6 +9,7 @@ import math
 
 from trimtab.findings import Blame, Findings, RowShare
 from trimtab.text import plain
+from trimtab.watched import KINDS, SEVERITIES
 
 MAX_ROWS = 20
 """Rows named in one sentence."""
@@ -23,7 +24,10 @@ def headline(findings: Findings) -> list[str]:
         return []
     step, first = findings.step, findings.rows[0]
     if not findings.row_losses_known:
-        return [f"What each row of step {step} cost was not recorded: look at its rows together."]
+        return [
+            f"What each row of step {step} cost was not recorded: look at its rows together.",
+            *_beside_the_rows(findings),
+        ]
     is_finding = any(spike.first <= step <= spike.last for spike in findings.spikes)
     row = _row_in_words(first, step=step, num_nonfinite=findings.num_nonfinite_rows)
     if findings.blame is not None and findings.blame.reason == "only_row":
@@ -42,9 +46,24 @@ def _what_to_do(findings: Findings) -> list[str]:
     if reason == "mostly_nonfinite":
         return [f"Half of step {step}'s rows or more are not finite: that is the model. Look at the steps before."]
     if reason != "suspect":
-        return [f"No single row made step {step}: look at its rows together."]
+        return [f"No single row made step {step}: look at its rows together.", *_beside_the_rows(findings)]
     # Said already where the norm is why the step was chosen.
     return [] if findings.step_reason == "grad_norm_before" else [_suspects(findings)]
+
+
+def _beside_the_rows(findings: Findings) -> list[str]:
+    """What a watch had found in the model by then: where it stands, rows explain little."""
+    assert findings.step is not None, "rows of a step are listed"
+    of_model = [
+        found
+        for found in findings.health
+        if found.severity != "notice" and KINDS[found.kind].of in ("router", "step") and found.step <= findings.step
+    ]
+    if not of_model:
+        return []
+    first = min(of_model, key=lambda found: (SEVERITIES.index(found.severity), found.step))
+    when = "there" if first.step == findings.step else f"at step {first.step}, before it"
+    return [f"Its rows may not be why: {first.kind} was found {when}, which is of the model."]
 
 
 def _inspect(blame: Blame) -> list[str]:

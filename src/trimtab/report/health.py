@@ -6,14 +6,16 @@ nothing to warn of and no report, nothing is drawn; names and texts of a log are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from trimtab.findings import Findings, LayerSummary, RouterSummary
+from trimtab.findings import Findings
 from trimtab.report.lines import draw_table, make_table, number, say, shortened, tell
+from trimtab.router_summary import LayerSummary, RouterSummary
 from trimtab.text import plain
 from trimtab.watched import Severity, WatchFinding
 
@@ -22,6 +24,9 @@ MAX_FINDINGS: Final = 20
 
 MAX_LAYERS: Final = 8
 """Layers of a report listed, the worst."""
+
+MAX_NOTES: Final = 8
+"""Notes on what could not be measured listed."""
 
 MAX_NAME_CHARS: Final = 36
 """Characters that a router's name gets; --json has it whole."""
@@ -48,6 +53,8 @@ def render_health(findings: Findings, *, console: Console) -> None:
         _draw_routers(findings.router_at_finding, title="Routers at the first finding about them", console=console)
     if findings.router is not None:
         _draw_routers(findings.router, title="Routers at the last report", console=console)
+        _draw_legend(findings.router.layers[:MAX_LAYERS], console=console)
+        _draw_notes(findings.router.notes, console=console)
 
 
 def _draw_findings(health: Sequence[WatchFinding], *, console: Console) -> None:
@@ -81,6 +88,27 @@ def _draw_routers(summary: RouterSummary, *, title: str, console: Console) -> No
         say(console, f"and {more} more layer{'' if more == 1 else 's'}, in better balance; --json lists up to 256")
 
 
+def _draw_legend(layers: Sequence[LayerSummary], *, console: Console) -> None:
+    """What the headings stand for that do not say so, and what their numbers are out of."""
+    known = [meaning for heading, meaning in _LEGEND.items() if any(_CELLS[heading](layer) != "-" for layer in layers)]
+    if not known:
+        return
+    experts = {layer.num_experts for layer in layers if layer.num_experts}
+    most = f"ln {min(experts)} = {math.log(min(experts)):.4g}" if len(experts) == 1 else "ln E, E experts"
+    say(console, "")
+    tell(console, "; ".join(known).format(most=most))
+
+
+def _draw_notes(notes: Sequence[str], *, console: Console) -> None:
+    """What of the routers could not be measured."""
+    if notes:
+        say(console, "")
+    for note in notes[:MAX_NOTES]:
+        tell(console, f"Note on the routers: {plain(note)}")
+    if len(notes) > MAX_NOTES:
+        say(console, f"and {len(notes) - MAX_NOTES} more; --json lists up to 100")
+
+
 def _silent(layer: LayerSummary) -> str:
     if layer.num_silent is None:
         return "-"
@@ -96,3 +124,10 @@ _CELLS: Final = {
     "silent": _silent,
 }
 """What a layer shows, by its heading; a column that would hold dashes alone is left out."""
+
+_LEGEND: Final = {
+    "token H": "token H: token entropy in nats, from 0 (sure) to {most} (unsure)",
+    "load H": "load H: load entropy in nats, from 0 (one expert has all) to {most} (balance)",
+    "silent": "silent: experts without a token in the report, by chance or dead",
+}
+"""What a heading stands for; see docs/rewind.md."""

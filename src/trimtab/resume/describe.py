@@ -34,6 +34,7 @@ class Saved:
         world_size: Ranks that wrote it.
         has: Parts that the training has, whether or not they were saved.
         unhealthy_because: Why the weights are not healthy, a sentence each; none where they are.
+        unhealthy_since: Last step at which all of that was known to be well; None where nobody knows.
         loss: The loss that was logged last; None before the first.
         lr: Learning rate of each parameter group.
         resumed_from: The load that the training went on from; None where it began anew.
@@ -45,6 +46,7 @@ class Saved:
     world_size: int
     has: frozenset[str]
     unhealthy_because: tuple[str, ...]
+    unhealthy_since: int | None
     loss: float | None
     lr: tuple[float, ...]
     resumed_from: ResumedFrom | None
@@ -82,6 +84,7 @@ def describe(folder: Path, saved: Saved, *, saver: Saver, parts_of: PartsOf, ver
             world_size=saved.world_size,
             healthy=not saved.unhealthy_because,
             unhealthy_because=saved.unhealthy_because,
+            unhealthy_since=saved.unhealthy_since,
             loss=saved.loss,
             lr=saved.lr,
             saved_at=time.time(),

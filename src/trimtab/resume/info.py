@@ -40,6 +40,10 @@ class CheckpointInfo:
         step: Optimizer step after which it was saved.
         healthy: Whether it was healthy when it was saved; None where no manifest says.
         unhealthy_because: Why it was not, a sentence each.
+        unhealthy_since: Last step at which all of that was known to be well; None where nobody knows, and where it is
+            healthy.
+        doubt: Why it is none to go on from though it was healthy when it was saved, of a list or a choice; None where
+            nothing speaks against it.
         run_id: The run that saved it; None where nobody named one, or no manifest says.
         serial: The place of its save among all in its folder; None where no manifest says.
         resumed_from: The load that its saver went on from; None where there was none, or no manifest says.
@@ -63,6 +67,8 @@ class CheckpointInfo:
     step: int
     healthy: bool | None
     unhealthy_because: tuple[str, ...] = ()
+    unhealthy_since: int | None = None
+    doubt: str | None = None
     run_id: str | None = None
     serial: int | None = None
     resumed_from: ResumedFrom | None = None
@@ -88,6 +94,8 @@ class CheckpointInfo:
             "step": self.step,
             "healthy": self.healthy,
             "unhealthy_because": list(self.unhealthy_because),
+            "unhealthy_since": self.unhealthy_since,
+            "doubt": self.doubt,
             "run_id": self.run_id,
             "serial": self.serial,
             "resumed_from": None if self.resumed_from is None else asdict(self.resumed_from),

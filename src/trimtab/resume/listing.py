@@ -14,6 +14,7 @@ from typing import Final
 
 from trimtab.errors import CheckpointError
 from trimtab.resume.content import find_size_problems
+from trimtab.resume.doubt import with_doubts
 from trimtab.resume.foreign import FORMATS
 from trimtab.resume.foreign.format import Format
 from trimtab.resume.info import CheckpointInfo
@@ -50,7 +51,7 @@ def list_checkpoints(folder: str | os.PathLike[str], *, entries: Entries | None 
         elif info.problem is None:
             info = _at_a_glance(info)
         infos.append(info)
-    return in_order_of_age(with_abandoned(infos))
+    return in_order_of_age(with_doubts(with_abandoned(infos)))
 
 
 def _at_a_glance(info: CheckpointInfo) -> CheckpointInfo:
@@ -107,6 +108,7 @@ def info_of(path: Path, manifest: Manifest) -> CheckpointInfo:
         step=manifest.step,
         healthy=manifest.healthy,
         unhealthy_because=manifest.unhealthy_because,
+        unhealthy_since=manifest.unhealthy_since,
         run_id=manifest.run_id,
         serial=manifest.serial,
         resumed_from=manifest.resumed_from,

@@ -87,6 +87,8 @@ class Manifest:
         healthy: Whether no weight or moment is non-finite that was finite when the run began, and nothing that watches
             the run called it broken.
         unhealthy_because: Why it is not, a sentence each; none where it is.
+        unhealthy_since: Last step at which all of that was known to be well, so that what was saved since may have it
+            too; None where nobody knows, and where it is healthy.
         loss: The loss that the saver logged; None where there is none.
         lr: Learning rate of each parameter group; none where no optimizer was saved.
         saved_at: Seconds since the epoch, for people: nothing is decided by it.
@@ -104,6 +106,7 @@ class Manifest:
     world_size: int = 1
     healthy: bool = True
     unhealthy_because: tuple[str, ...] = ()
+    unhealthy_since: int | None = None
     loss: float | None = None
     lr: tuple[float, ...] = ()
     saved_at: float = 0.0
@@ -210,7 +213,7 @@ def _manifest(document: Mapping[str, Any]) -> Manifest:
     if not isinstance(healthy, bool):
         refuse(f"healthy {shown(healthy)}", "true or false")
     files = _files(_field(document, "files"))
-    loss = document.get("loss")
+    loss, since = document.get("loss"), document.get("unhealthy_since")
     return Manifest(
         saver=saver,
         step=count(_field(document, "step"), "step"),
@@ -222,6 +225,7 @@ def _manifest(document: Mapping[str, Any]) -> Manifest:
         world_size=count(document.get("world_size", 1), "world_size", least=1),
         healthy=healthy,
         unhealthy_because=texts(document.get("unhealthy_because", []), "unhealthy_because"),
+        unhealthy_since=None if since is None else count(since, "unhealthy_since"),
         loss=None if loss is None else number(loss, "loss"),
         lr=tuple(number(rate, "lr") for rate in items(document.get("lr", []), "lr")),
         saved_at=number(document.get("saved_at", 0.0), "saved_at"),

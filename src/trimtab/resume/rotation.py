@@ -67,5 +67,7 @@ def _sound(ours: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
 
 
 def _last_healthy(sound: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
-    of_the_way = [info for info in sound if not info.abandoned]
-    return next((info for info in [*of_the_way, *sound] if info.healthy), None)
+    healthy = [info for info in sound if info.healthy]
+    undoubted = [info for info in healthy if info.doubt is None]
+    ways = ([info for info in infos if not info.abandoned] for infos in (undoubted, healthy))
+    return next((info for infos in (*ways, undoubted, healthy) for info in infos), None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from trimtab.errors import CheckpointError
+from trimtab.resume.doubt import with_doubts
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.lineage import with_abandoned
 from trimtab.resume.listing import in_order_of_age
@@ -52,7 +53,7 @@ def choose_run(infos: Iterable[CheckpointInfo], *, folder: Path, run_id: str | N
     Raises:
         CheckpointError: There is none of that run.
     """
-    infos = in_order_of_age(with_abandoned(infos))
+    infos = in_order_of_age(with_doubts(with_abandoned(infos)))
     known = [info for info in infos if info.serial is not None]
     damaged = [info for info in infos if info.serial is None and info.problem is not None]
     unknown = [info for info in infos if info.serial is None and info.problem is None]

@@ -10,7 +10,7 @@ that of any other never.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final
 
 from trimtab.errors import CheckpointError
 from trimtab.resume.checksum import Progress
+from trimtab.resume.doubt import short
 from trimtab.resume.examine import examine
 from trimtab.resume.info import CheckpointInfo, Refused
 from trimtab.resume.listing import GONE, in_order_of_age, is_gone, look_at
@@ -44,6 +45,7 @@ class _Wanted:
     healthy: bool
     before_step: int | None = None
     other_than: str | None = None
+    doubts: Callable[[CheckpointInfo], str | None] | None = None
 
 
 def pick(
@@ -52,6 +54,7 @@ def pick(
     healthy: bool = False,
     run_id: str | None = None,
     before_step: int | None = None,
+    doubts: Callable[[CheckpointInfo], str | None] | None = None,
     entries: Entries | None = None,
     progress: Progress | None = None,
 ) -> CheckpointInfo:
@@ -59,9 +62,11 @@ def pick(
 
     Args:
         folder: The folder that holds the checkpoints.
-        healthy: Whether to pass over those that were not healthy when they were saved, or of which nobody knows.
+        healthy: Whether to pass over those that were not healthy when they were saved, of which nobody knows, and that
+            were saved while what was found later had begun.
         run_id: The run; None: the one that saved last.
         before_step: The checkpoint must be of an earlier step; None: of any.
+        doubts: Says why one is not to be taken; None of one that may be.
         entries: What a scan of the folder has just found; None: it is scanned.
         progress: Called now and then with how many more bytes were read.
 
@@ -75,7 +80,8 @@ def pick(
         info = pick("runs", healthy=True)
         print(info.path, info.step, *info.notices)
     """
-    return _pick(Path(folder), _Wanted(healthy, before_step), run_id=run_id, entries=entries, progress=progress)
+    wanted = _Wanted(healthy, before_step, doubts=doubts)
+    return _pick(Path(folder), wanted, run_id=run_id, entries=entries, progress=progress)
 
 
 def instead_of(path: Path, run_id: str | None) -> CheckpointInfo | None:
@@ -136,10 +142,12 @@ def _examine(info: CheckpointInfo, wanted: _Wanted, progress: Progress | None) -
         found = examine(info.path, most=1, progress=progress)
     except CheckpointError:
         return info, GONE
+    # Of the others of its folder, and so of what they tell of this one, nothing was read again.
+    now = replace(found.info, doubt=info.doubt if found.info.healthy else None)
     # What is wrong with its files first: it is no fresh start either whose weights are not there.
-    why = next(iter(found.problems), None) or _why_not(found.info, wanted) or found.lacks
+    why = next(iter(found.problems), None) or _why_not(now, wanted) or found.lacks
     notes = found.notes if found.info.promise == "structure" else ()
-    return replace(found.info, notices=tuple(f"{plain(info.path.name)}: {note}" for note in notes)), why
+    return replace(now, notices=tuple(f"{plain(info.path.name)}: {note}" for note in notes)), why
 
 
 def _why_not(info: CheckpointInfo, wanted: _Wanted) -> str | None:
@@ -151,10 +159,11 @@ def _why_not(info: CheckpointInfo, wanted: _Wanted) -> str | None:
     if wanted.healthy and info.healthy is None:
         return f"no {MANIFEST_NAME}, so that its health is not known"
     if wanted.healthy and not info.healthy:
-        return f"not healthy: {plain('; '.join(info.unhealthy_because) or 'its manifest does not say why')}"
+        return f"not healthy: {short(info.unhealthy_because) or 'its manifest does not say why'}"
     if wanted.before_step is not None and info.step >= wanted.before_step:
         return f"not before step {wanted.before_step}"
-    return None
+    doubt = wanted.doubts(info) if wanted.doubts is not None else None
+    return doubt or (info.doubt if wanted.healthy else None)
 
 
 def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo], *, run_id: str | None) -> list[str]:

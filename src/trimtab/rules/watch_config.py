@@ -5,14 +5,21 @@ Enters: nothing. Leaves: settings that a live watch and the analysis of a log ju
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Final, Literal
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, Final, Literal, get_args
 
 from trimtab.errors import UsageError
 from trimtab.rules.scalar import spelled, whole_number
 from trimtab.rules.state import is_finite
 
-_MAY_BE_ZERO: Final = frozenset({"router_warmup_steps", "host_memory_floor_bytes"})
+ZBand = Literal["layer", "sum"]
+
+_LEAST: Final = {"router_warmup_steps": 0, "host_memory_floor_bytes": 0}
+"""The smallest whole number of a setting, where it is not 1. A real number is finite and above 0."""
+
+_BANDS: Final = (("z_layer_low", "z_layer_high"), ("z_sum_low", "z_sum_high"))
+"""Settings of which the first is below the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,7 @@ class WatchConfig:
         z_sum_high: Likewise.
         z_growth: A z that rises by this factor over four reports in a row (or four groups of 4, 16, 64 or 256) grows.
         router_warmup_steps: Until then z may grow fast to three times what zero logits give, (ln E)^2; slowly always.
+            Until then too, a load on few experts marks a checkpoint only once three reports in a row show it.
         load_balance_rising_above: A load balance (1 at balance) that rises above it is warned of.
         load_balance_high: Above it a load balance is warned of whether it rises or not.
         collapse_load: Share of the possible load entropy (0: all tokens on the same experts, 1: balanced) under which a
@@ -56,7 +64,7 @@ class WatchConfig:
     report_every: int = 50
 
     # "layer": two layers that fail in opposite ways pool to a figure that looks healthy.
-    z_band_of: Literal["layer", "sum"] = "layer"
+    z_band_of: ZBand = "layer"
     # A 14-layer, 48-expert run died while its z fell 295.2, 26.2, 0.082, 0.028 and held at 95 to 196; nobody knows
     # whether that column is a sum over layers or their mean. On the sum the band is 1 to 150, which the run gave.
     z_sum_low: float = 1.0
@@ -115,18 +123,49 @@ class WatchConfig:
     attention_logit_limit: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.z_band_of not in ("layer", "sum"):
-            raise UsageError(f'z_band_of is {spelled(self.z_band_of)}: expected "layer" or "sum".')
         for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.type == "int" or (setting.type == "int | None" and value is not None):
-                least = 0 if setting.name in _MAY_BE_ZERO else 1
-                whole_number(value, name=setting.name, least=least, expected=f"a whole number of {least} or more.")
-            elif setting.type == "float" and not (is_finite(value) and value > 0):
-                raise UsageError(f"{setting.name} is {spelled(value)}: expected a finite number above 0.")
-        for low, high in (("z_layer_low", "z_layer_high"), ("z_sum_low", "z_sum_high")):
+            _check(setting, getattr(self, setting.name))
+        for low, high in _BANDS:
             if getattr(self, low) >= getattr(self, high):
                 raise UsageError(
                     f"{low}={getattr(self, low)} is not below {high}={getattr(self, high)}: no router would be inside. "
                     f"Use a {low} below it."
                 )
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> tuple[WatchConfig, tuple[str, ...]]:
+        """The settings that a log names; raises nothing.
+
+        Args:
+            facts: Of the event `watch`. Names that no setting has are of another version, and are passed over.
+
+        Returns:
+            The settings, and the names of those that no watch can have had: the default stands in their place.
+        """
+        right: dict[str, Any] = {}
+        for setting in fields(cls):
+            if setting.name in facts:
+                try:
+                    _check(setting, facts[setting.name])
+                except UsageError:
+                    continue
+                right[setting.name] = facts[setting.name]
+        usual = {setting.name: setting.default for setting in fields(cls)}
+        for band in _BANDS:
+            low, high = (right.get(name, usual[name]) for name in band)
+            if low >= high:
+                right = {name: value for name, value in right.items() if name not in band}
+        return cls(**right), tuple(name for name in usual if name in facts and name not in right)
+
+
+def _check(setting: Field[Any], value: Any) -> None:
+    """Refuses what is no value of a setting; `UsageError` says what would be one."""
+    if setting.type == "ZBand":
+        if value not in get_args(ZBand):
+            raise UsageError(f'{setting.name} is {spelled(value)}: expected "layer" or "sum".')
+    elif setting.type == "float":
+        if not (is_finite(value) and value > 0):
+            raise UsageError(f"{setting.name} is {spelled(value)}: expected a finite number above 0.")
+    elif value is not None or setting.type != "int | None":
+        least = _LEAST.get(setting.name, 1)
+        whole_number(value, name=setting.name, least=least, expected=f"a whole number of {least} or more.")

@@ -44,7 +44,7 @@ from trimtab.torch.optimizer_names import parameters_by_name
 from trimtab.torch.placement import is_sharded
 from trimtab.torch.rng import rng_state
 from trimtab.torch.sharded_writing import Captured, write_pieces
-from trimtab.torch.watch_in_saves import look_at_memory, unhealthy_because
+from trimtab.torch.watch_in_saves import WatchWord, look_at_memory, word_of_watch
 
 _MAX_STEP: Final = 10**15
 """A folder's name has room for 18 digits, and no run counts so far."""
@@ -94,13 +94,13 @@ class Summary:
     Attributes:
         alike: What has to be the same on every rank, by what to call it.
         nonfinite: Weights and moments of the rank that are not finite.
-        watch_because: Why the watch of the run calls it unhealthy, a sentence each.
+        watch: What the watch of the run says of the model.
         has_data: Whether it has a data position.
     """
 
     alike: dict[str, Any]
     nonfinite: dict[str, Nonfinite]
-    watch_because: tuple[str, ...]
+    watch: WatchWord
     has_data: bool
 
 
@@ -116,7 +116,7 @@ class Taken:
         run: What is alike on all ranks.
         own: What is this rank's.
         nonfinite: Weights and moments of this rank that are not finite.
-        watch_because: Why the watch of the run calls it unhealthy, a sentence each.
+        watch: What the watch of the run says of the model.
         loss: As given, a number.
         lr: Learning rate of each parameter group.
     """
@@ -128,7 +128,7 @@ class Taken:
     run: dict[str, Any]
     own: dict[str, Any]
     nonfinite: dict[str, Nonfinite]
-    watch_because: tuple[str, ...]
+    watch: WatchWord
     loss: float | None
     lr: tuple[float, ...]
 
@@ -136,9 +136,7 @@ class Taken:
     def summary(self) -> Summary:
         """What the other ranks hear of it."""
         alike = {"step": self.step, "a sharded model": self.sharded is not None, "parts": sorted(self.run["parts"])}
-        return Summary(
-            alike=alike, nonfinite=self.nonfinite, watch_because=self.watch_because, has_data="data" in self.own
-        )
+        return Summary(alike=alike, nonfinite=self.nonfinite, watch=self.watch, has_data="data" in self.own)
 
 
 def take(given: Given, *, rank: int, copies: bool) -> Taken:
@@ -182,7 +180,7 @@ def take(given: Given, *, rank: int, copies: bool) -> Taken:
         own=own,
         nonfinite=nonfinite,
         # Taking the run's state has made its watch judge all that was measured up to here.
-        watch_because=unhealthy_because(given.run),
+        watch=word_of_watch(given.run),
         loss=loss,
         lr=lr,
     )
@@ -215,7 +213,7 @@ def manifest_of(
     run_id: str,
     serial: int,
     world_size: int,
-    unhealthy_because: tuple[str, ...],
+    unhealthy: WatchWord,
     has_data: Iterable[bool],
     nonfinite_at_start: Mapping[str, Nonfinite],
     resumed_from: ResumedFrom | None,
@@ -228,7 +226,7 @@ def manifest_of(
         run_id: The run.
         serial: The place of this save among all in the folder.
         world_size: Ranks that saved.
-        unhealthy_because: Why it is not healthy, a sentence each; none: it is.
+        unhealthy: Why it is not healthy, the watch's word and others; no sentence: it is.
         has_data: For each rank, whether it has a data position.
         nonfinite_at_start: What was not finite when the run began.
         resumed_from: The last load of this saver.
@@ -254,8 +252,9 @@ def manifest_of(
         files=tuple(entries),
         resumed_from=resumed_from,
         world_size=world_size,
-        healthy=not unhealthy_because,
-        unhealthy_because=unhealthy_because,
+        healthy=not unhealthy.because,
+        unhealthy_because=unhealthy.because,
+        unhealthy_since=unhealthy.since,
         loss=taken.loss,
         lr=taken.lr,
         saved_at=time.time(),

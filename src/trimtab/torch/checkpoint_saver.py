@@ -21,6 +21,7 @@ from trimtab.log.folder import check_run_id, new_run_id
 from trimtab.notices import say, warn
 from trimtab.resume.describe import next_serial
 from trimtab.resume.disk_changes import Disk
+from trimtab.resume.doubt import gist, short
 from trimtab.resume.drafts import remove_checkpoint
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.listing import info_of, list_checkpoints
@@ -34,6 +35,7 @@ from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
 from trimtab.torch.checkpoint_save import Given, Summary, Taken, manifest_of, take, write
 from trimtab.torch.checkpoint_source import saved_baseline
 from trimtab.torch.health import Nonfinite, merged, nonfinite_to_state, worse_than
+from trimtab.torch.watch_in_saves import WatchWord, together
 
 _LOG: Final = "checkpoint"
 
@@ -74,6 +76,8 @@ class Saver:
         self._disk = disk
         self._looks = looks
         self._has_saved = False
+        self._told: set[str] = set()
+        """The gist of the reasons for which a checkpoint was called not healthy."""
 
     def begin(self, given: Given, *, copies: bool) -> Callable[[], CheckpointInfo]:
         """Takes the values of every rank, and begins a draft.
@@ -104,9 +108,9 @@ class Saver:
         begun = ranks.from_first(lambda: self._begin_draft(given, found, drafts))
         self.run_id, self.baseline = begun.run_id, begun.baseline
         self._has_saved = True
-        watch_because = tuple(dict.fromkeys(sentence for one in told for sentence in one.watch_because))
+        watch = together(one.watch for one in told)
         worse = worse_than(begun.baseline, found)
-        because = _unhealthy_because(healthy=given.healthy, found=(*worse, *watch_because))
+        unhealthy = _unhealthy(healthy=given.healthy, found=watch._replace(because=(*worse, *watch.because)))
         has_data = [one.has_data for one in told]
         run = given.run
 
@@ -118,7 +122,9 @@ class Saver:
                 ranks.of_all(lambda: joined.append(draft or Draft.join(begun.draft, disk=self._disk)))
                 entries = ranks.of_all(lambda: self._write(taken[0], begun, joined[0], run=run))
                 return ranks.from_first(
-                    lambda: self._commit(taken[0], begun, draft, entries=entries, because=because, has_data=has_data)
+                    lambda: self._commit(
+                        taken[0], begun, draft, entries=entries, unhealthy=unhealthy, has_data=has_data
+                    )
                 )
             finally:
                 for one in joined:
@@ -165,7 +171,7 @@ class Saver:
         draft: Draft | None,
         *,
         entries: list[tuple[FileEntry, ...]],
-        because: tuple[str, ...],
+        unhealthy: WatchWord,
         has_data: list[bool],
     ) -> CheckpointInfo:
         assert draft is not None, "rank 0 has begun it"
@@ -175,20 +181,26 @@ class Saver:
             run_id=begun.run_id,
             serial=begun.serial,
             world_size=self._ranks.world_size,
-            unhealthy_because=because,
+            unhealthy=unhealthy,
             has_data=has_data,
             nonfinite_at_start=begun.baseline,
             resumed_from=self.resumed_from,
         )
         path = draft.commit(manifest)
-        if because:
-            warn(_LOG, f"{plain(str(path))} is saved and not healthy: {'; '.join(because)}")
+        if unhealthy.because:
+            self._tell_unhealthy(path, unhealthy.because)
         try:
             self._rotate(path, run_id=begun.run_id)
         except Exception as error:  # noqa: BLE001 - the checkpoint is saved, whatever became of older ones
             text = str(error) if isinstance(error, CheckpointError) else spelled_error(error)
             warn(_LOG, f"{plain(str(path))} is saved, and older checkpoints were not deleted: {text}")
         return info_of(path, manifest)
+
+    def _tell_unhealthy(self, path: Path, because: tuple[str, ...]) -> None:
+        """Says why a checkpoint is not healthy: each reason in full once, and shortly from then on."""
+        reasons = [short([reason]) if gist(reason) in self._told else reason for reason in because]
+        self._told.update(map(gist, because))
+        warn(_LOG, f"{plain(str(path))} is saved and not healthy: {'; '.join(reasons)}")
 
     def _rotate(self, written: Path, *, run_id: str) -> None:
         """Deletes what is too many, once those for whose sake it goes were read whole."""
@@ -246,11 +258,11 @@ def _refuse_unlike(told: list[Summary]) -> None:
                 )
 
 
-def _unhealthy_because(*, healthy: bool | None, found: tuple[str, ...]) -> tuple[str, ...]:
-    """Why the checkpoint is not healthy, a sentence each; what the caller says overrides what is found."""
+def _unhealthy(*, healthy: bool | None, found: WatchWord) -> WatchWord:
+    """Why the checkpoint is not healthy; what the caller says overrides what is found."""
     if healthy is True:
-        return ()
-    return (_SAID_SO, *found) if healthy is False else found
+        return WatchWord()
+    return found._replace(because=(_SAID_SO, *found.because)) if healthy is False else found
 
 
 def _tell_baseline(baseline: Mapping[str, Nonfinite]) -> None:

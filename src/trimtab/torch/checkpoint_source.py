@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trimtab.errors import CheckpointError
+from trimtab.resume.doubt import short
 from trimtab.resume.examine import Examined
 from trimtab.resume.foreign.zip_archive import BadArchive, read_entries
 from trimtab.resume.info import CheckpointInfo
@@ -220,7 +221,7 @@ def _source(path: Path, found: Examined, *, is_fresh: bool) -> Source:
 def _refuse_unhealthy(info: CheckpointInfo) -> None:
     if info.healthy is not False:
         return
-    why = "; ".join(info.unhealthy_because) or "its manifest does not say why"
+    why = short(info.unhealthy_because) or "its manifest does not say why"
     other = instead_of(info.path, info.run_id)
     if other is not None and other.healthy:
         instead = f"The last healthy one is {plain(str(other.path))}: use pick(healthy=True)"

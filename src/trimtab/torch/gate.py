@@ -25,6 +25,7 @@ from torch import nn
 from trimtab.errors import GuardLockupError
 from trimtab.notices import warn
 from trimtab.run import RunCore
+from trimtab.torch.alike import AlikeRanks
 from trimtab.torch.decision import Decision
 from trimtab.torch.gradients import GradientNorms
 from trimtab.torch.judge import Judge
@@ -80,6 +81,7 @@ class Gate:
         self._model = model
         self._optimizer = optimizer
         self._late = LateFigures()
+        self._alike = AlikeRanks(core, ranks=self.ranks)
         self._guarding: _Guarding | None = None
         self._veto: StepVeto | None = None
         if optimizer is not None:
@@ -124,8 +126,9 @@ class Gate:
         With a guard that decides on the host it waits for the loss, and once more to name the row of a skip that is
         said. Among several ranks a guard calls one collective, and before the first micro-batch another, by which
         settings are compared: where the group sums on the CPU (gloo), both block until every rank has called them; on a
-        device's own stream (NCCL) the host waits for the one before the first, and for each where the host decides. A
-        watch compares its settings before the first likewise.
+        device's own stream (NCCL) the host waits for the one before the first, and for each where the host decides.
+        Every rank tells the others at its first micro-batch what it has, through their store and without waiting; one
+        with a guard waits there until all have told, 30 s at most.
 
         Args:
             micro_batch: Its losses, reduced to rows.
@@ -137,12 +140,12 @@ class Gate:
             The decision, for `bind`. None without a guard.
 
         Raises:
-            UsageError: If the ranks of the model may run out of data at different steps (`Join`), or have guards or
-                watches with different settings.
+            UsageError: If the ranks of the model may run out of data at different steps (`Join`), or have guards with
+                different settings, or some have one and some have none.
             GuardLockupError: If the guard is set to raise on a lock-up: about this micro-batch where the host decides,
                 else about an earlier one of which the host hears now.
         """
-        self._compare_watches()
+        self._alike.begin()
         rows, sums, tokens = map(to_host, (micro_batch.rows, micro_batch.row_loss_sums, micro_batch.row_num_tokens))
         if self._guarding is None:
             self.core.record_micro_batch(rows, sums, tokens, packed=micro_batch.packed)
@@ -182,6 +185,7 @@ class Gate:
             rows: (N,) its rows, or those of its tokens.
             packed: Whether they are those of its tokens.
         """
+        self._alike.begin()
         nothing = torch.zeros(rows.numel(), dtype=torch.int64)
         self.core.record_micro_batch(to_host(rows), nothing, nothing, packed=packed)
         self.core.window.count_unjudged()
@@ -255,7 +259,11 @@ class Gate:
 
         Returns:
             The same, lazily.
+
+        Raises:
+            UsageError: If the ranks' watches have different settings; told on all of them, once all have told theirs.
         """
+        self._alike.before_report()
         core, window, norms = self.core, self.core.window, verdict.blamed
         facts = to_host_together(
             {
@@ -335,19 +343,9 @@ class Gate:
         if self._veto is not None:
             self._veto.remove()
             self._veto = None
+        self._alike.end()
 
     # Within.
-
-    def _compare_watches(self) -> None:
-        """Refuses watches that differ between ranks, before the first micro-batch that one of them sees."""
-        watch = self.core.watch
-        if watch is None or watch.has_begun or self.ranks.alone:
-            return
-        self.ranks.refuse_unlike(
-            watch.settings,
-            of="watches",
-            otherwise="Pass the same watch= on every rank: figures are summed over ranks at the same steps.",
-        )
 
     def _drop_next(self, dropped: bool | torch.Tensor) -> None:  # noqa: FBT001 - a verdict
         if self._optimizer is None:

@@ -1,4 +1,4 @@
-"""What is asked of a run beside its steps, whoever drives them: evaluations, events, its state, its health, its end.
+"""`LiveRun`: what is asked of a run beside its steps, whoever drives them: evaluations, its state, health and end.
 
 Enters: results and facts, at any time; a state, before the first micro-batch. Leaves: what goes into a checkpoint, and
 what a checkpoint is told of the run's health. Invariant: nothing here changes a weight, and what may wait says so.
@@ -23,17 +23,20 @@ from trimtab.watching import Watch
 
 
 class LiveRun:
-    """A run that is recorded, guarded and watched, but for its steps.
+    """A run that is recorded, guarded and watched, but for its steps."""
 
-    Attributes:
-        _gate: What stands between its losses and its weights.
-        _mean: What its loss is a mean over.
-        _watching: How it is watched; None: it is not.
-    """
+    def __init__(self, gate: Gate, *, mean: WindowMean, watching: ChosenWatch | None) -> None:
+        """Takes what a run is made of.
 
-    _gate: Gate
-    _mean: WindowMean
-    _watching: ChosenWatch | None
+        Args:
+            gate: What stands between its losses and its weights; its core records. A host that begins another training
+                puts another one in its place.
+            mean: What its loss is a mean over.
+            watching: How it is watched; None: it is not.
+        """
+        self._gate = gate
+        self._mean = mean
+        self._watching = watching
 
     def evaluation(self, loss: SupportsFloat, **metrics: Any) -> None:
         """Records an evaluation of the weights as the last step has left them; waits if `loss` is on a device.
@@ -67,6 +70,29 @@ class LiveRun:
         """
         watch = self._core.watch
         return watch.unhealthy_because() if watch is not None else ()
+
+    def watch_figures(self) -> dict[str, Any]:
+        """What the watch counts beside its findings: how often clipping acts, the streak of evaluations, the best.
+
+        For whoever logs or prints an evaluation; empty without a watch. Waits as `unhealthy_because`; on ranks above 0
+        nothing is known.
+
+        Returns:
+            JSON-ready, None where nothing is known: `clip_fraction` over the run and `recent_clip_fraction` over the
+            last 200 steps that were taken; `num_nonfinite_norms` and `num_stale_norms`; `tokens_per_s`, the usual ones;
+            `evaluations`, by the dataset's name ("" where there is one only): `best`, `best_step` and `num_worse`, the
+            evaluations in a row that were worse than the one before.
+        """
+        watch = self._core.watch
+        return watch.figures() if watch is not None else {}
+
+    def unhealthy_since(self) -> int | None:
+        """The last step after which nothing of that was so, as far as is known: what was saved since may have it.
+
+        None where there is nothing, and where nobody knows. Waits likewise.
+        """
+        watch = self._core.watch
+        return watch.unhealthy_since() if watch is not None else None
 
     def before_save(self, needed_bytes: int) -> None:
         """Has the watch look at the host's memory before so many bytes are taken for a save; never raises."""
@@ -146,15 +172,16 @@ class LiveRun:
             if self._watching is not None:
                 self._watching.remove()
             if self._core.close(reason=reason) and self._core.is_first_rank:
-                found = _found_by(self._core.watch)
-                say("run", f"Trimtab recorded the run up to step {num_steps}{found}: trimtab rewind {self.run_id}")
+                said = _said_by(self._core.watch)
+                say("run", f"Trimtab recorded the run up to step {num_steps}{said}: trimtab rewind {self.run_id}")
 
     @property
     def _core(self) -> RunCore:
         return self._gate.core
 
 
-def _found_by(watch: Watch | None) -> str:
+def _said_by(watch: Watch | None) -> str:
+    """How often its watch has spoken; how many findings there are is said by `rewind`, which sees all of the log."""
     if watch is None or not watch.num_findings:
         return ""
-    return f" with {watch.num_findings} {'finding' if watch.num_findings == 1 else 'findings'} of its watch"
+    return f", and its watch has spoken {'once' if watch.num_findings == 1 else f'{watch.num_findings} times'}"

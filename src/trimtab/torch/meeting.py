@@ -39,6 +39,12 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes:
         """The value under a key; waits for one that is not there."""
 
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a count, that is 0 where it is not there, and gives what it is then."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Puts `desired` where `expected` stands, "" for a key that is not there; gives what stands there then."""
+
 
 def meeting_place(
     ranks: Ranks, *, out: str | os.PathLike[str] | None, header: RunHeader, guard: GuardConfig | None

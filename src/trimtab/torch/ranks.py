@@ -15,17 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from trimtab.errors import UsageError
-
-_OF_GUARDS: Final = (
-    "Give every rank the same GuardConfig, and load a saved state on every rank or on none: each decides for itself, "
-    "from the same sums."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +121,14 @@ class Ranks:
         dist.all_reduce(total, op=dist.ReduceOp.SUM, group=self.group)
         return total.to(device)
 
-    def refuse_unlike(self, settings: Mapping[str, object], *, of: str = "guards", otherwise: str = _OF_GUARDS) -> None:
-        """Refuses to go on where another rank has other settings; one collective, and a wait, where not alone.
+    def refuse_unlike(self, settings: Mapping[str, object]) -> None:
+        """Refuses to go on where another rank's guard has other settings; one collective, and a wait, where not alone.
 
         Args:
             settings: Plain values by name; the same names on every rank.
-            of: What they are the settings of.
-            otherwise: What to do, and why, for the message.
 
         Raises:
-            UsageError: On every rank, for from then on each would decide for itself and train apart, or wait for a sum
-                that another never takes.
+            UsageError: On every rank, for from then on each would decide for itself and train apart.
         """
         if self.alone:
             return
@@ -152,5 +143,7 @@ class Ranks:
         ]
         if named:
             raise UsageError(
-                f"The ranks have {of} with different settings; rank {self.rank} has {', '.join(named)}. {otherwise}"
+                f"The ranks have guards with different settings; rank {self.rank} has {', '.join(named)}. Give every "
+                "rank the same GuardConfig, and load a saved state on every rank or on none: each decides for itself, "
+                "from the same sums."
             )

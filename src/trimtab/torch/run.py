@@ -117,7 +117,7 @@ class Run(LiveRun):
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
         check_parts(model=model, optimizer=optimizer)
         check_guard(guard, model=model)
-        self._watching = watch_of(watch, on_finding=on_finding)
+        watching = watch_of(watch, on_finding=on_finding)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
             header = self._described(header, dataset=dataset, row_id=row_id)
@@ -131,18 +131,20 @@ class Run(LiveRun):
             record=record and self._ranks.records,
             meet=meet,
             rank=self._ranks.rank,
-            watch=self._watching.new if self._watching is not None else None,
+            watch=watching.new if watching is not None else None,
         )
-        self._gate = Gate(self._new_core(run_id=run_id), model=model, optimizer=optimizer, ranks=self._ranks)
-        if self._watching is not None:
-            self._watching.begin(self._core.watch, model=model, optimizer=optimizer, ranks=self._ranks)
+        core = self._new_core(run_id=run_id)
+        mean = WindowMean(normalize=normalize, accumulation=accumulation, guard=core.config, ranks=self._ranks)
+        gate = Gate(core, model=model, optimizer=optimizer, ranks=self._ranks)
+        super().__init__(gate, mean=mean, watching=watching)
+        if watching is not None:
+            watching.begin(core.watch, model=model, optimizer=optimizer, process_group=process_group)
+            if core.is_first_rank:
+                watching.introduce(model)
         self._optimizer = optimizer
         self._stepped = SteppedParameters(model, optimizer) if optimizer is not None else None
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
-        self._mean = WindowMean(
-            normalize=normalize, accumulation=accumulation, guard=self._core.config, ranks=self._ranks
-        )
 
     # Once a micro-batch.
 
@@ -252,7 +254,7 @@ class Run(LiveRun):
 
         Raises:
             UsageError: If there is no optimizer, or no micro-batch since the last step, or if the optimizer holds none
-                of the model's parameters and finds no gradient.
+                of the model's parameters and finds no gradient, or if the ranks' watches have different settings.
             GuardLockupError: As `micro_batch`, where the device decides; the step may be called again.
         """
         core, gate, optimizer, stepped = self._core, self._gate, self._optimizer, self._stepped

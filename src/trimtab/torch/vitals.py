@@ -49,7 +49,7 @@ class VitalsReading:
         return all(not isinstance(copy, InFlight) or copy.is_ready() for copy in (*self._ratios, *self._logits))
 
     def vitals(self) -> Vitals:
-        """The look; waits for what has not arrived.
+        """The look, the host's memory as it is now; waits for what has not arrived.
 
         A ratio of 0 is left out: the step moved nothing, for it was dropped or its learning rate was 0. So is one that
         is not finite, of a weight that is 0 or not a number.
@@ -61,7 +61,7 @@ class VitalsReading:
         measured = self._measured
         return Vitals(
             step=measured.step,
-            host_available_bytes=measured.host_available_bytes,
+            host_available_bytes=memory.available_bytes(),  # by files of the system, so not in the thread that trains
             device_peak_bytes=measured.device_peak_bytes,
             device_total_bytes=measured.device_total_bytes,
             update_ratio=found,
@@ -102,7 +102,6 @@ class VitalsProbe:
         peak, total = _device_memory(model)
         measured = Vitals(
             step=step,
-            host_available_bytes=memory.available_bytes(),
             device_peak_bytes=peak,
             device_total_bytes=total,
         )

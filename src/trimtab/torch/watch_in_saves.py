@@ -1,10 +1,13 @@
 """What the watch of a run has to do with a save: what it calls unhealthy, and the memory that is about to be taken.
 
-Enters: whatever is saved as `run`, a kit or a guard, too, and what somebody else wrote. Leaves: sentences, or a number
-of bytes. Invariant: nothing here keeps a checkpoint from being saved.
+Enters: whatever is saved as `run`, a kit or a guard, too, and what somebody else wrote. Leaves: sentences and
+a step, or a number of bytes. Invariant: nothing here keeps a checkpoint from being saved.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,13 +16,33 @@ from trimtab.torch.naming import named_moments, named_weights
 from trimtab.torch.placement import placed
 
 
-def unhealthy_because(run: object) -> tuple[str, ...]:
-    """Why the watch of `run` calls the model unhealthy, a sentence each; none where there is no watch, or it is sound.
+class WatchWord(NamedTuple):
+    """What a watch says of the model that is saved.
+
+    Attributes:
+        because: Why it is not healthy, a sentence each; none where there is no watch, or it is sound.
+        since: Last step at which all of that was known to be well; None where nobody knows.
+    """
+
+    because: tuple[str, ...] = ()
+    since: int | None = None
+
+
+def word_of_watch(run: object) -> WatchWord:
+    """What the watch of `run` says of the model.
 
     Taking the state of the run before makes its watch judge all that was measured up to then.
     """
-    ask = getattr(run, "unhealthy_because", None)
-    return tuple(ask()) if callable(ask) else ()
+    ask, ask_since = getattr(run, "unhealthy_because", None), getattr(run, "unhealthy_since", None)
+    because = tuple(ask()) if callable(ask) else ()
+    return WatchWord(because, ask_since() if because and callable(ask_since) else None)
+
+
+def together(words: Iterable[WatchWord]) -> WatchWord:
+    """What the watches of all ranks say: every sentence once, and the earliest step."""
+    words = tuple(words)
+    because = dict.fromkeys(sentence for word in words for sentence in word.because)
+    return WatchWord(tuple(because), min((word.since for word in words if word.since is not None), default=None))
 
 
 def look_at_memory(run: object, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

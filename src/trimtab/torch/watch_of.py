@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from trimtab.errors import UsageError
-from trimtab.notices import warn, warn_setting
+from trimtab.notices import say, warn, warn_setting
 from trimtab.rules.watch_config import WatchConfig
-from trimtab.torch.ranks import Ranks
-from trimtab.torch.router.families import find_routers
+from trimtab.text import plain
+from trimtab.torch.router.families import find_routers, unread_routers
 from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.vitals import VitalsProbe
 from trimtab.watching import OnFinding, Watch
@@ -82,7 +83,7 @@ class ChosenWatch:
         *,
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer | None,
-        ranks: Ranks,
+        process_group: dist.ProcessGroup | None,
     ) -> None:
         """Gives a watch its sensors, on the model and the optimizer that train from now on.
 
@@ -90,7 +91,8 @@ class ChosenWatch:
             watch: That of the run; None: it has none.
             model: The model, or what it is wrapped in; None: its routers and its updates are not measured.
             optimizer: Its optimizer; None: its updates are not measured.
-            ranks: The processes over which figures are summed.
+            process_group: The ranks over which figures are summed, as it was handed to the run; None: all of them. A
+                group of one rank is not the same.
 
         Raises:
             UsageError: If the model's routers are known and cannot be tapped.
@@ -100,10 +102,35 @@ class ChosenWatch:
             return
         self.routers = self._own
         if self._own is None and model is not None and find_routers(model):
-            self.routers = RouterWatch(model, config=self.config, process_group=ranks.group)
+            self.routers = RouterWatch(model, config=self.config, process_group=process_group)
             self._take_off_later(self.routers.remove)
         vitals = self._probe(model, optimizer) if model is not None and optimizer is not None else None
         watch.measure_by(router=self.routers, vitals=vitals)
+
+    def introduce(self, model: nn.Module | None) -> None:
+        """Says in one line what is watched and how often, and warns of routers that are not.
+
+        Args:
+            model: The model as it is by now; None: there is none.
+        """
+        routers = ""
+        unread: tuple[str, ...] = ()
+        if self._own is not None:
+            routers = " and the routers of its RouterWatch"
+        elif model is not None and (found := find_routers(model)):
+            kinds = ", ".join(sorted({plain(type(router.module).__name__) for router in found}))
+            routers = f" and {len(found)} {'router' if len(found) == 1 else 'routers'} ({kinds})"
+        elif model is not None:
+            unread = unread_routers(model)  # of a model with others they are notes of its reports
+        every = self.config.report_every
+        steps = "step" if every == 1 else f"{every} steps"
+        say("watch", f"Trimtab watches the run's health{routers}, and reports every {steps}.")
+        for sentence in unread:
+            warn(
+                "watch",
+                f"Trimtab watches no router of this model: {sentence}. Make watch=moe.RouterWatch(model, routers=...) "
+                "of modules that give logits, or tap them by RouterWatch.tap.",
+            )
 
     def remove(self) -> None:
         """Takes off what was made here. Begun again, it is put on again."""

@@ -1,20 +1,18 @@
 """What a run records, as the rules take it: plain numbers, the same that its log will hold.
 
-Enters: steps and evaluations as they are recorded. Leaves: what `HealthRules` judges. Invariant: a number that the log
-keeps in fewer bits, or does not keep, is judged as the log has it, so that the log alone gives the same findings.
+Enters: steps as they are recorded. Leaves: what `HealthRules` judges. Invariant: a number that the log keeps in fewer
+bits, or does not keep, is judged as the log has it, so that the log alone gives the same findings.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 from trimtab.recorder.arrival import number_of
-from trimtab.rules.health.evaluated import evaluated_losses
 from trimtab.rules.health.observed import ObservedStep
-from trimtab.values import GRADIENTLESS, STEP_REASONS, Event, StepRow
+from trimtab.values import GRADIENTLESS, STEP_REASONS, StepRow
 
 
 def observed_step(item: StepRow) -> ObservedStep | None:
@@ -34,15 +32,8 @@ def observed_step(item: StepRow) -> ObservedStep | None:
         wall_s=_rounded(item.wall_s),
         num_tokens=_count(item.num_tokens),
         reason=reason,
-        num_skipped_micros=_count(item.num_skipped_micros),
+        is_loss_known=item.loss is not None,
     )
-
-
-def observed_evaluation(event: Event) -> Iterator[tuple[str, float, bool | None]]:
-    """Each loss of an evaluation with its name, "" where there is one only, and whether the weights were finite."""
-    finite = event.facts.get("weights_finite")
-    for name, loss in evaluated_losses(event.facts):
-        yield name, loss, finite if isinstance(finite, bool) else None
 
 
 def _or_nan(value: Any) -> float:

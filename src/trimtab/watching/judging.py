@@ -12,22 +12,32 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import RLock
 from typing import Any, Final, NamedTuple
 
 from trimtab.notices import say, warn
 from trimtab.recorder import reason_of
 from trimtab.recorder.arrival import have_arrived
-from trimtab.rules.health import HealthRules
+from trimtab.rules.health import HealthRules, judge_event
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.values import Event, StepRow
-from trimtab.watched import FINDING_EVENT, ROUTER_EVENT, VITALS_EVENT, Vitals, WatchFinding
-from trimtab.watched_json import finding_to_facts, report_to_facts, vitals_to_facts
-from trimtab.watching.as_observed import observed_evaluation, observed_step
+from trimtab.watched import (
+    EVALUATION_EVENT,
+    FINDING_EVENT,
+    ROUTER_EVENT,
+    VITALS_EVENT,
+    RouterReport,
+    Vitals,
+    WatchFinding,
+)
+from trimtab.watched_json import report_to_facts, vitals_to_facts
+from trimtab.watching.as_observed import observed_step
 from trimtab.watching.sensors import RouterReading, VitalsReading
+from trimtab.watching.telling import lines_of
 
-EVALUATION: Final = "evaluation"
-"""Kind of the event that keeps an evaluation."""
+_MOST_NOTES: Final = 20
+"""Notes of reports that are said: of layers that are seen now and then, each report could have another."""
 
 
 class Due(NamedTuple):
@@ -71,6 +81,7 @@ class Judging:
         self.num_said = 0
         self.due: deque[Due] = deque()
         self.found: deque[WatchFinding] = deque()
+        self._told_notes: set[str] = set()
         self._config = config
         self._rank = rank
         self._whose = f" on rank {rank}" if rank else ""
@@ -89,8 +100,8 @@ class Judging:
             for item in items:
                 if isinstance(item, StepRow):
                     self._judge_step(item, made)
-                elif isinstance(item, Event) and item.kind == EVALUATION:
-                    self._judge_evaluation(item, made)
+                elif isinstance(item, Event) and item.kind == EVALUATION_EVENT and not (self.is_off or self._rank):
+                    self._tell(judge_event(self._rules, item).findings, made)
         return made
 
     def finish(self) -> list[Event]:
@@ -111,18 +122,25 @@ class Judging:
             return True
         return have_arrived(item) and all(due.is_ready() for due in tuple(self.due) if due.step <= item.step)
 
-    def standing(self) -> tuple[WatchFinding, ...]:
-        """Findings that were said and are not over; may wait for a judgement in another thread."""
-        with self._lock:
-            return self._rules.standing()
-
     def unhealthy_because(self) -> tuple[str, ...]:
-        """Why a checkpoint that is saved now is none to go on from, a sentence each; may wait as `standing`."""
+        """Why a checkpoint that is saved now is none to go on from, a sentence each; may wait for a
+        judgement in another thread.
+        """
         with self._lock:
             return self._rules.unhealthy_because()
 
+    def figures(self) -> dict[str, Any]:
+        """What `HealthRules.figures` tells; may wait as `unhealthy_because`."""
+        with self._lock:
+            return self._rules.figures()
+
+    def unhealthy_since(self) -> int | None:
+        """The last step after which nothing of that was so, as far as is known; may wait as `standing`."""
+        with self._lock:
+            return self._rules.unhealthy_since()
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of the rules, plain values; may wait as `standing`."""
+        """The state of the rules, plain values; may wait as `unhealthy_because`."""
         with self._lock:
             return self._rules.state_dict()
 
@@ -176,8 +194,8 @@ class Judging:
             due = self.due.popleft()
             if due.router is not None:
                 report = due.router.report()
-                made.append(Event(ROUTER_EVENT, due.step, self._clock(), report_to_facts(report)))
-                self._tell(self._rules.router(report), made)
+                self._judge_event(Event(ROUTER_EVENT, due.step, self._clock(), report_to_facts(report)), made)
+                self._tell_notes(report)
             if due.vitals is not None:
                 self._judge_vitals(due.vitals.vitals(), made)
 
@@ -185,26 +203,29 @@ class Judging:
         if self.is_off:
             return
         if self._rank == 0:
-            made.append(Event(VITALS_EVENT, vitals.step, self._clock(), vitals_to_facts(vitals)))
+            self._judge_event(Event(VITALS_EVENT, vitals.step, self._clock(), vitals_to_facts(vitals)), made)
         else:  # what is not this process's own is alike on all ranks
-            vitals = replace(vitals, update_ratio={}, attention_logit=None)
-        self._tell(self._rules.vitals(vitals), made)
+            self._tell(self._rules.vitals(replace(vitals, update_ratio={}, attention_logit=None)), made)
 
-    def _judge_evaluation(self, event: Event, made: list[Event]) -> None:
-        if self.is_off or self._rank:
-            return
-        for name, loss, weights_finite in observed_evaluation(event):
-            found = self._rules.evaluation(event.step, loss, None, name=name, weights_finite=weights_finite)
-            self._tell(found, made)
+    def _judge_event(self, event: Event, made: list[Event]) -> None:
+        """Puts an event into the log, and judges it as it stands there."""
+        made.append(event)
+        self._tell(judge_event(self._rules, event).findings, made)
+
+    def _tell_notes(self, report: RouterReport) -> None:
+        """Says once each what could not be measured: of that nothing is ever found."""
+        for note in report.notes:
+            if note not in self._told_notes and len(self._told_notes) < _MOST_NOTES:
+                self._told_notes.add(note)
+                _tell(warn, f"Trimtab, step {report.step}: routers: {note}.")
 
     def _tell(self, findings: Sequence[WatchFinding], made: list[Event]) -> None:
         for finding in findings:
-            made.append(Event(FINDING_EVENT, finding.step, self._clock(), finding_to_facts(finding)))
+            made.append(Event(FINDING_EVENT, finding.step, self._clock(), finding.to_dict()))
             self.num_said += 1
             self.found.append(finding)
-            at = f"step {finding.step}" if finding.step else "at launch"
-            tell = say if finding.severity == "notice" else warn
-            _tell(tell, f"Trimtab, {at}{self._whose}: {finding.kind}: {finding.text}.")
+        for level, line in lines_of(findings, whose=self._whose):
+            _tell(partial(say, level=level), line)
 
 
 def _tell(tell: Callable[[str, str], None], line: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from trimtab import memory
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.values import Event, StepRow
-from trimtab.watched import WATCH_EVENT, WatchFinding
-from trimtab.watching.judging import EVALUATION, Due, Judging
+from trimtab.watched import EVALUATION_EVENT, WATCH_EVENT
+from trimtab.watching.judging import Due, Judging
 from trimtab.watching.sensors import RouterSensor, VitalsSensor
 from trimtab.watching.telling import Callback, OnFinding
 
@@ -83,11 +83,15 @@ class Watch:
         """What a run without a log has put, and may not have arrived."""
         self._is_closed = False
 
-    # Once a step.
+    # When it begins.
 
     def measure_by(self, *, router: RouterSensor | None, vitals: VitalsSensor | None) -> None:
         """Takes its sensors, where a host has its model and optimizer later than its run."""
         self._router, self._vitals = router, vitals
+
+    def leave_out_routers(self) -> None:
+        """Measures no routers any more, as where not all ranks would sum their figures."""
+        self._router = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -101,6 +105,7 @@ class Watch:
             step: Optimizer step (1-based) that comes now.
         """
         self.has_begun = True
+        self._is_closed = False  # a run that was closed before its first step, and trains after all
         if self._router is not None:
             self._ask(partial(self._router.begin, step - 1))
         if self._vitals is not None and step % self._every == 0:
@@ -108,6 +113,8 @@ class Watch:
         if self._rank == 0:
             self._put(Event(WATCH_EVENT, step, self._clock(), self.settings))
         self._look_at_memory(step - 1)
+
+    # Once a step.
 
     def end_step(self, item: StepRow) -> None:
         """Takes a step that has ended, before it is recorded. Neither waits for a device nor raises.
@@ -126,7 +133,7 @@ class Watch:
 
     def take_event(self, event: Event) -> None:
         """Takes an event that is recorded elsewhere, if anywhere; never waits."""
-        if event.kind == EVALUATION and not self._is_closed and not self._is_observed:
+        if event.kind == EVALUATION_EVENT and not self._is_closed and not self._is_observed:
             self._take(event)
 
     def tell_findings(self) -> None:
@@ -145,15 +152,23 @@ class Watch:
         if not self._is_closed:
             self._look_at_memory(step, needed_bytes=needed_bytes)
 
-    def standing(self) -> tuple[WatchFinding, ...]:
-        """Findings that were said and are not over; waits until all steps up to now are judged, 10 s at most."""
-        self._catch_up()
-        return self.judging.standing()
-
     def unhealthy_because(self) -> tuple[str, ...]:
-        """Why a checkpoint that is saved now is none to go on from, a sentence each; waits as `standing`."""
+        """Why a checkpoint that is saved now is none to go on from, a sentence each.
+
+        Waits until all steps up to now are judged, 10 s at most.
+        """
         self._catch_up()
         return self.judging.unhealthy_because()
+
+    def figures(self) -> dict[str, Any]:
+        """What its rules count beside the findings; waits as `unhealthy_because`."""
+        self._catch_up()
+        return self.judging.figures()
+
+    def unhealthy_since(self) -> int | None:
+        """The last step after which nothing of that was so, as far as is known; None where nobody knows; likewise."""
+        self._catch_up()
+        return self.judging.unhealthy_since()
 
     @property
     def num_findings(self) -> int:
@@ -177,7 +192,7 @@ class Watch:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides, as plain values; waits as `standing`."""
+        """All that decides, as plain values; waits as `unhealthy_because`."""
         self._catch_up()
         return self.judging.state_dict()
 
@@ -219,7 +234,7 @@ class Watch:
             return None
 
     def _look_at_memory(self, step: int, *, needed_bytes: int | None = None) -> None:
-        for event in self.judging.look_at(partial(memory.before_save, needed_bytes, step=step)):
+        for event in self.judging.look_at(partial(memory.look, needed_bytes, step=step)):
             self._put(event)
 
     def _put(self, event: Event) -> None:

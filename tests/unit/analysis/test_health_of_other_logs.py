@@ -1,6 +1,7 @@
 """What the logs of other tools hold beside their steps, judged as a watch would: routers, evaluations, the pace."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,41 @@ def test_evaluations_of_several_datasets_are_judged_each_by_itself(tmp_path):
 )
 def test_a_healthy_published_curve_is_warned_of_nothing(name):
     assert told(rewind(CURVES / f"{name}.csv")) == []
+
+
+def test_a_z_that_was_multiplied_by_its_weight_is_judged_by_its_course(tmp_path):
+    weighted = {step: z * 1e-3 for step, z in DYING.items()}
+    findings = rewind(history(tmp_path / "history.csv", z=weighted, evals={}, name="z_loss"))
+    assert told(findings) == [("z_band", "warning", 3000)]
+    assert "fell from 0.2952 to 8.2e-05" in findings.health[0].text
+
+
+def test_a_column_that_falls_below_zero_is_no_z_whatever_its_name(tmp_path):
+    chance = random.Random(0)
+    z = {2500 + 10 * place: chance.gauss(0.0, 1.0) for place in range(100)}
+    findings = rewind(history(tmp_path / "history.csv", z=z, evals={}))
+    assert told(findings) == []
+    assert any("it is not taken for one" in notice for notice in findings.notices)
+
+
+def test_a_mean_over_layers_is_held_against_the_band_of_a_layer(tmp_path):
+    z = {2500 + 250 * place: 0.7 for place in range(6)}
+    assert told(rewind(history(tmp_path / "history.csv", z=z, evals={}, name="z_mean"))) == []
+    assert [kind for kind, _, _ in told(rewind(history(tmp_path / "sum.csv", z=z, evals={}, name="z_sum")))] == [
+        "z_band"
+    ]
+
+
+def test_a_pace_without_tokens_tells_no_seconds(tmp_path):
+    lines = [(step, 2.0, 1e6 if step <= 50 else 2e5) for step in range(1, 63)]
+    path = write_csv(tmp_path / "metrics.csv", columns=("step", "loss", "tok_per_s"), lines=lines)
+    [finding] = rewind(path).health
+    assert finding.kind == "throughput"
+    assert "10 steps in a row" in finding.text
+    assert " s)" not in finding.text
+
+
+def test_a_pace_beside_the_tokens_of_each_step_is_slow_when_it_takes_long(tmp_path):
+    lines = [(step, 2.0, 1e6 if step <= 50 else 2e5, 4096) for step in range(1, 63)]
+    path = write_csv(tmp_path / "metrics.csv", columns=("step", "loss", "tokens_per_s", "tokens_per_step"), lines=lines)
+    assert told(rewind(path)) == []

@@ -55,6 +55,7 @@ TROUBLE = {
     "throughput": {"wall_s": [0.1] * 60 + [0.6] * 40},
     "clip_fraction": {"clipped": [0] * 1100 + [1] * 300},
     "loss_scale_collapse": {"loss_scale": [64.0] * 150 + [32.0, 16.0, 8.0, 4.0, 2.0, 1.0] + [1.0] * 10},
+    "nonfinite": {"grad_norm": [1.0] * 30 + [math.nan]},
     "grad_norm_stale": {"reason": [0] * 30 + [STEP_REASONS.index("scaler_overflow")] * 5},
 }
 

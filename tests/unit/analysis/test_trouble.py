@@ -175,8 +175,9 @@ def test_the_last_steps_of_a_log_must_show_that_it_is_over(run, num_behind, is_t
     ],
 )
 def test_published_curves_are_judged_as_by_eye(name, step):
-    trouble = find_in_log(CURVES / f"{name}.csv")
-    assert (trouble.step if trouble is not None else None) == step
+    found = find_in_log(CURVES / f"{name}.csv")
+    assert (found.trouble.step if found.trouble is not None else None) == step
+    assert found.unhealthy == ()
 
 
 def test_the_search_does_not_depend_on_the_order_of_the_findings():

@@ -136,14 +136,16 @@ def test_a_checkpoint_that_is_saved_while_a_finding_stands_is_not_healthy_and_sa
     # then: the evaluation after step 8 came before its checkpoint
     out = Path(trained.trainer.args.output_dir)
     because = {step: read_manifest(out / f"checkpoint-{step}").unhealthy_because for step in (2, 4, 6, 8)}
-    assert because == {2: (), 4: (), 6: (), 8: (told[0].text,)}
-    assert pick(out, healthy=True).step == 6
+    assert because == {2: (), 4: (), 6: (), 8: (f"eval_regression at step 8: {told[0].text}",)}
+    # and the one to go on from is the best, not the last one before it was found
+    assert read_manifest(out / "checkpoint-8").unhealthy_since == 2
+    assert pick(out, healthy=True).step == 2
     assert read_manifest(out / "checkpoint-8").parts["watch"] == ("trimtab_state.json",)
     assert any("checkpoint-8 is not healthy" in line and told[0].text in line for line in said())
     # and a plain resume refuses it, naming the last healthy one
     resumed = bench.trainer(dict(args=ARGS | SAVES | dict(output_dir=str(out))), eval_dataset=ROWS)
     trimtab.attach(resumed, watch=EVERY_2)
-    with pytest.raises(CheckpointError, match="The last healthy one is checkpoint-6"):
+    with pytest.raises(CheckpointError, match="The last healthy one is checkpoint-2"):
         resumed.train(resume_from_checkpoint=True)
 
 
@@ -188,6 +190,37 @@ def test_a_checkpoint_of_a_training_without_a_watch_is_gone_on_from_with_one(ben
     resumed.train(resume_from_checkpoint=str(out / "checkpoint-4"))
     # then
     assert [event.step for event in trimtab.open_log(run.folder).event_list() if event.kind == "watch"] == [5]
+
+
+@pytest.mark.parametrize("ids", [dict(run_id="mine"), {}], ids=["named", "not named"])
+def test_a_training_after_one_that_could_not_begin_is_watched_like_any_other(bench, ids):
+    # given a resume that is refused, which closes what was to record and watch it
+    trainer = bench.trainer(dict(args=ARGS | SAVES), cls=evaluates_to(eval=REGRESSES), eval_dataset=ROWS)
+    told = []
+    run = trimtab.attach(trainer, watch=EVERY_2, on_finding=told.append, **ids)
+    with pytest.raises((CheckpointError, ValueError, OSError)):
+        trainer.train(resume_from_checkpoint="not-there/checkpoint-9")
+    # when
+    trainer.train()
+    # then
+    assert [finding.step for finding in told if finding.kind == "eval_regression"] == [8]
+    kinds = [event.kind for event in trimtab.open_log(run.folder).event_list()]
+    assert [kind for kind in kinds if kind in ("watch", "finding")].count("watch") == 1
+    assert kinds.count("vitals") > 2
+    assert not read_manifest(Path(trainer.args.output_dir, "checkpoint-8")).healthy
+    assert run.run_id == ids.get("run_id", run.run_id)
+
+
+def test_what_was_recorded_before_a_training_that_could_not_begin_does_not_end_the_next_log(bench):
+    trainer = bench.trainer(dict(args=ARGS), eval_dataset=ROWS)
+    run = trimtab.attach(trainer, watch=EVERY_2)
+    run.event("note", text="before")
+    before = run.folder
+    with pytest.raises((CheckpointError, ValueError, OSError)):
+        trainer.train(resume_from_checkpoint="not-there/checkpoint-9")
+    trainer.train()
+    assert run.folder != before
+    assert list(trimtab.open_log(run.folder).step_columns().step) == list(range(1, 9))
 
 
 # -------------------------------------------------------------------------------------------------------- the machine

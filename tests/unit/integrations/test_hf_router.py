@@ -235,7 +235,7 @@ def test_a_router_that_sends_all_tokens_to_the_same_experts_is_told_once_with_it
     assert [finding.step for finding in collapses] == [4]
     assert [layer.endswith("mlp.gate") for layer in collapses[0].layers] == [True]
     assert findings(run).count(("collapse", 4)) == 1
-    assert len([line for line in said() if line.startswith("Trimtab, step 4: collapse: ")]) == 1
+    assert len([line for line in said() if line.startswith("Trimtab, step 4: critical: collapse: ")]) == 1
 
 
 def test_a_callback_may_end_the_training(bench):

@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralForCausalLM
 import trimtab
 from trimtab.errors import CheckpointError
 from trimtab.integrations.hf_weights import refuse_if_not_all_load
+from trimtab.resume.describe import Saved, describe
+from trimtab.resume.manifest import read_manifest
 
 ARGS = dict(gradient_accumulation_steps=2, num_train_epochs=2, save_strategy="steps", save_steps=4)
 
@@ -80,3 +82,28 @@ def test_a_tied_weight_that_is_saved_once_is_there(bench, tmp_path):
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - no mapping
     # then
     refuse_if_not_all_load(tmp_path, bench.trainer(model=LlamaForCausalLM(config)))
+
+
+def test_a_refusal_for_another_reason_says_at_once_what_its_replacement_takes(interrupted, bench):
+    # given a newest checkpoint that is not healthy, beside one whose experts a trainer would leave at random
+    _, folder = interrupted
+    newest = folder.with_name("checkpoint-8")
+    saved = read_manifest(newest)
+    describe(
+        newest,
+        Saved(
+            step=8, run_id=saved.run_id, world_size=1, has=frozenset(saved.parts), unhealthy_because=("collapse",),
+            unhealthy_since=4, loss=None, lr=(), resumed_from=None, facts={},
+        ),
+        saver="transformers",
+        parts_of=lambda _: saved.parts,
+        versions={},
+    )  # fmt: skip
+    trainer = bench.trainer(dict(args=ARGS | dict(output_dir=str(folder.parent))), model=mixtral(bench))
+    trimtab.attach(trainer)
+    # when
+    with pytest.raises(CheckpointError, match="is not healthy: collapse") as refused:
+        trainer.train(resume_from_checkpoint=True)
+    # then
+    model, call = f"MixtralForCausalLM.from_pretrained({str(folder)!r})", f"resume_from_checkpoint={str(folder)!r}"
+    assert f"checkpoint-4: give the Trainer {model}, then trainer.train({call})" in str(refused.value)

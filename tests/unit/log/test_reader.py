@@ -125,7 +125,12 @@ def test_an_error_about_a_file_says_how_it_begins(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.csv", "it,my_objective\n1,2.0\n"), ("a.jsonl", '{"it": 1, "my_objective": 2.0}\n')]
+    ("name", "content"),
+    [
+        ("a.csv", "it,my_objective\n1,2.0\n"),
+        ("a.jsonl", '{"it": 1, "my_objective": 2.0}\n'),
+        ("b.csv", "it,eval_loss,router_z,my_objective\n1,3.0,5.0,2.0\n"),
+    ],
 )
 def test_an_error_about_metrics_without_a_known_loss_says_which_names_are_known(
     tmp_path: Path, name: str, content: str
@@ -137,8 +142,8 @@ def test_an_error_about_metrics_without_a_known_loss_says_which_names_are_known(
 
     assert (
         "as no log that is known does: in metrics a column, or key, must be a training loss (loss, train/loss, "
-        'train_loss, ..., or beside a step any that ends in "loss") or a gradient norm (grad_norm, train/grad_norm, '
-        "train_grad_norm, ...), and none of its names is one. Give a run folder"
+        'train_loss, ..., or beside a step any that ends in "loss" and is of no evaluation) or a gradient norm '
+        "(grad_norm, train/grad_norm, train_grad_norm, ...), and none of its names is one. Give a run folder"
     ) in str(caught.value)
     # then: a name that the sentence allows is read
     (tmp_path / name).write_text(content.replace("my_objective", "my_loss"))

@@ -2,8 +2,11 @@
 
 import math
 
+import pytest
+
 from trimtab.findings import Blame
 from trimtab.report.headline import headline
+from trimtab.watched import WatchFinding
 
 
 def test_the_row_behind_a_finding_is_named_with_its_share(make_findings):
@@ -141,3 +144,39 @@ def test_a_long_id_of_a_row_is_cut_with_a_mark(make_findings, make_row):
     assert lines[0].startswith(f"row 17 (id {'a' * 200}): ")
     lines = headline(make_findings(rows=(make_row(name="\u4e2d" * 40), make_row(row=16))))
     assert lines[0].startswith("row 17 (id " + ("\\u4e2d" * 40)[:197] + "...): ")
+
+
+def finding(kind="collapse", *, severity="critical", step=7):
+    return WatchFinding(kind=kind, severity=severity, step=step, text="of the model")
+
+
+@pytest.mark.parametrize(
+    ("health", "told"),
+    [
+        ((finding(), finding("z_band", severity="warning", step=2)), "collapse was found at step 7, before it"),
+        ((finding(step=9),), "collapse was found there"),
+    ],
+    ids=["before", "at it"],
+)
+def test_where_no_row_made_the_step_a_finding_of_the_model_is_named(make_findings, make_row, blame_none, health, told):
+    rows = (make_row(share=0.4), make_row(row=2, share=0.3))
+    lines = headline(make_findings(rows=rows, blame=blame_none("spread"), health=health))
+    assert lines[-2:] == [
+        "No single row made step 9: look at its rows together.",
+        f"Its rows may not be why: {told}, which is of the model.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "health",
+    [(finding(step=10),), (finding(severity="notice"),), (finding("host_memory"),), (finding("eval_regression"),)],
+    ids=["later", "notice", "machine", "evaluation"],
+)
+def test_what_came_later_or_is_not_of_the_model_explains_no_step(make_findings, make_row, blame_none, health):
+    rows = (make_row(share=0.4), make_row(row=2, share=0.3))
+    lines = headline(make_findings(rows=rows, blame=blame_none("spread"), health=health))
+    assert lines[-1] == "No single row made step 9: look at its rows together."
+
+
+def test_a_row_that_is_the_cause_stays_the_cause_whatever_a_watch_has_found(make_findings):
+    assert headline(make_findings(health=(finding(),)))[-1] == "Inspect or drop this row, then retrain."

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.findings import LayerSummary, RouterSummary
+from trimtab.router_summary import LayerSummary, RouterSummary
 from trimtab.watched import WatchFinding
 
 Z_BAND = WatchFinding(
@@ -49,12 +49,42 @@ def test_the_worst_layers_are_a_table_without_columns_that_nobody_knows(draw, ma
     assert "and 6 more layers, in better balance; --json lists up to 256" in lines
 
 
+def test_headings_that_do_not_say_it_are_told_with_unit_and_reference_once(draw, make_findings):
+    # given
+    first, last = summary(layer("a", token_entropy=1.2), step=500), summary(layer("a", token_entropy=1.5, num_silent=0))
+    # when
+    drawn = draw(make_findings(router=last, router_at_finding=first)).splitlines()
+    # then
+    legend = (
+        "token H: token entropy in nats, from 0 (sure) to ln 8 = 2.079 (unsure); silent: experts without a token in"
+    )
+    assert drawn.count(f"{legend} the report, by chance or dead") == 1
+    assert not any("load H" in line for line in drawn)
+
+
+def test_a_table_of_headings_that_say_it_themselves_has_no_legend(draw, make_findings):
+    assert "token H" not in draw(make_findings(router=summary(layer("a", z=1.0, load_balance=1.0))))
+
+
 def test_a_z_of_the_whole_model_says_what_it_is_of(draw, make_findings):
     whole = RouterSummary(step=9, first_step=9, z=0.082, z_scale="sum", layers=())
     assert (
         "Routers at the last report, step 9, z 0.082 (summed over layers)"
         in draw(make_findings(router=whole)).splitlines()
     )
+
+
+def test_what_could_not_be_measured_stands_once_below_the_last_report(draw, make_findings):
+    # given: the last report has all notes of those before it
+    first = summary(layer("moe.0", z=1.0), step=500, notes=("no mask was seen",))
+    last = summary(layer("moe.0", z=1.0), notes=("no mask was seen", *(f"[bold]gate.{at}\x1b[31m" for at in range(9))))
+    # when
+    drawn = draw(make_findings(router=last, router_at_finding=first))
+    # then
+    told = [line for line in drawn.splitlines() if line.startswith("Note on the routers: ")]
+    assert told[:2] == ["Note on the routers: no mask was seen", "Note on the routers: [bold]gate.0\\x1b[31m"]
+    assert len(told) == 8
+    assert "and 2 more; --json lists up to 100" in drawn
 
 
 def test_more_findings_than_are_listed_are_counted(draw, make_findings):

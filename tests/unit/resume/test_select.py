@@ -515,6 +515,7 @@ def test_the_document_is_strict_json(save: Save, tmp_path: Path) -> None:
 
     assert document == {
         "version": 1, "path": str(tmp_path / "step_900"), "step": 900, "healthy": False, "unhealthy_because": ["a"],
+            "unhealthy_since": None, "doubt": None,
         "run_id": "run-a", "serial": 901, "resumed_from": None, "abandoned": False, "saver": "trimtab",
         "parts": ["model", "optimizer", "step", "rng"],
         "missing": [], "promise": "checksums", "loss": "nan", "lr": ["inf"], "size_bytes": 900, "problem": None,

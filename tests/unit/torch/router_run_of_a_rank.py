@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab import Run, WatchConfig, WatchFinding
+from trimtab import GuardConfig, Run, WatchConfig, WatchFinding
 
 _spec = importlib.util.spec_from_file_location("moe_of_a_run", Path(__file__).with_name("moe_of_a_run.py"))
 moe = importlib.util.module_from_spec(_spec)
@@ -57,13 +58,111 @@ def train(out: str | None, num_steps: int, collapse_at: int, watch: bool) -> dic
     return {"found": found, "said": says.lines, "because": because, "weights": weights, "folder": folder}
 
 
-def refusal_of_unlike_settings() -> str:
-    """What a rank hears that watches at other steps than the other."""
+class WithoutTrimtab:
+    """A loop of one's own, behind the verbs of a run."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def micro_batch(self, losses: torch.Tensor, **_: Any) -> torch.Tensor:
+        """The mean."""
+        return losses.mean()
+
+    def step(self) -> None:
+        """Clips, steps and clears."""
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def train_where_some_have_no_watch(ranks_with_watch: list[int], out: str | None, makes_run: bool) -> dict[str, Any]:
+    """Trains over two reports; a rank without a watch has a run without one, or none at all."""
+    rank = dist.get_rank()
     model, optimizer = moe.new_training()
-    watch = WatchConfig(report_every=10 + dist.get_rank())
-    run = Run(None, record=False, model=DistributedDataParallel(model), optimizer=optimizer, watch=watch)
+    wrapped = DistributedDataParallel(model)
+    watched = moe.settings(wrapped) if rank in ranks_with_watch else {}
+    says = Lines()
+    logging.getLogger("trimtab").addHandler(says)
+    folder = None
+    try:
+        if watched or makes_run:
+            settings = {"record": out is not None, "model": wrapped, "optimizer": optimizer, "max_grad_norm": 1.0}
+            with Run(out, **settings, **watched) as run:
+                moe.train(run, wrapped, range(1, 21), rank=rank)
+            folder = str(run.folder)
+        else:
+            moe.train(WithoutTrimtab(wrapped, optimizer), wrapped, range(1, 21), rank=rank)
+    finally:
+        logging.getLogger("trimtab").removeHandler(says)
+    return {"said": says.lines, "folder": folder, "weights": [data.hex() for data in moe.weights(model)]}
+
+
+def train_without_a_run_on_rank_1() -> dict[str, Any]:
+    alike = sys.modules["trimtab.torch.alike"]
+    patience, alike.PATIENCE_S = alike.PATIENCE_S, 0.5
+    try:
+        return train_where_some_have_no_watch([0], None, makes_run=False)
+    finally:
+        alike.PATIENCE_S = patience
+
+
+def train_alone_before(out: str) -> dict[str, Any]:
+    """Rank 0 trains and ends a run of its own, without a watch; then both train one together, watched."""
+    if dist.get_rank() == 0:
+        model, optimizer = moe.new_training()
+        with Run(out, model=model, optimizer=optimizer) as run:
+            moe.train(run, model, range(1, 3))
+    dist.barrier()
+    return train(out, num_steps=10, collapse_at=0, watch=True)
+
+
+def refusal_of_a_guard_on_rank_0() -> str:
+    """What a rank hears where rank 0 alone has a guard; the model reduces no gradients, for one of them would wait."""
+    model, optimizer = moe.new_training()
+    guard = GuardConfig(rule="robust") if dist.get_rank() == 0 else None
+    run = Run(None, record=False, model=model, optimizer=optimizer, guard=guard)
     try:
         moe.train(run, model, range(1, 2))
     except ValueError as error:
         return str(error)
+    finally:
+        run.close()
     return "trained"
+
+
+def refusal_of_unlike_settings() -> str:
+    """What a rank hears that watches at other steps than the other."""
+    model, optimizer = moe.new_training()
+    wrapped = DistributedDataParallel(model)
+    watch = WatchConfig(report_every=10 + dist.get_rank())
+    run = Run(None, record=False, model=wrapped, optimizer=optimizer, watch=watch)
+    try:
+        moe.train(run, wrapped, range(1, 2))
+    except ValueError as error:
+        return str(error)
+    finally:
+        run.close()
+    return "trained"
+
+
+def train_in_a_group_of_its_own(out: str) -> list[dict[str, Any]]:
+    """Trains in a group that this rank is alone in, with routers that the watch finds; gives the reports in its log.
+
+    Both ranks report at the same steps, so a sum over the wrong group would be a wrong figure and no hang. Rank 1 has
+    no log: one of several groups records.
+    """
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model, optimizer = moe.new_training()
+    # What a router is found by: the name of its class, and how many experts it chooses.
+    model.gate.__class__ = type("DbrxRouter", (torch.nn.Linear,), {})
+    model.gate.top_k = 1
+    watch = WatchConfig(report_every=10, throughput_fraction=1e-9, host_memory_floor_bytes=1)
+    with Run(
+        f"{out}/{dist.get_rank()}",
+        model=model,
+        optimizer=optimizer,
+        watch=watch,
+        process_group=groups[dist.get_rank()],
+    ) as run:
+        moe.train(run, model, range(1, 21), rank=dist.get_rank())
+    return [facts for kind, _, facts in moe.events(run.folder) if kind == "router"] if run.folder is not None else []

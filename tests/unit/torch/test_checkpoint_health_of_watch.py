@@ -8,6 +8,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from trimtab import Run
 from trimtab.checkpoint import Checkpointer
 from trimtab.cli import main
 from trimtab.errors import CheckpointError
@@ -22,8 +23,9 @@ class Watched:
 
     run_id = "a"
 
-    def __init__(self, *standing):
+    def __init__(self, *standing, since=None):
         self.standing = standing
+        self.since = since
         self.asked = []
 
     def state_dict(self):
@@ -33,6 +35,9 @@ class Watched:
     def unhealthy_because(self):
         self.asked.append("health")
         return self.standing
+
+    def unhealthy_since(self):
+        return self.since
 
     def before_save(self, needed_bytes):
         self.asked.append(needed_bytes)
@@ -135,3 +140,70 @@ def test_the_last_healthy_one_outlives_a_rotation_of_what_the_watch_calls_unheal
     for step, standing in enumerate([(), (COLLAPSED,), (COLLAPSED,), (COLLAPSED,)], start=1):
         checkpoints.save(step, **parts, run=Watched(*standing))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_4"]
+
+
+def test_what_was_saved_since_all_was_known_to_be_well_is_not_gone_on_from(parts, tmp_path):
+    # given a finding at step 4 that may have begun after step 1, and a rotation that keeps three
+    checkpoints = Checkpointer(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, **parts, run=Watched())
+    # when
+    info = checkpoints.save(4, **parts, run=Watched(COLLAPSED, since=1))
+    # then the last one before it stays, is picked, and is named where the newest is refused
+    assert (read_manifest(info.path).unhealthy_since, info.unhealthy_since) == (1, 1)
+    assert checkpoints.pick(healthy=True).step == 1
+    with pytest.raises(CheckpointError, match="step_1: use pick"):
+        checkpoints.load(checkpoints.pick(), **parts)
+
+
+def test_a_checkpoint_that_the_caller_calls_healthy_throws_no_doubt_on_others(parts, checkpoints):
+    checkpoints.save(1, **parts, run=Watched())
+    checkpoints.save(2, **parts, run=Watched())
+    assert checkpoints.save(3, **parts, run=Watched(COLLAPSED, since=1), healthy=True).unhealthy_since is None
+    assert checkpoints.pick(healthy=True).step == 3
+
+
+def test_a_long_reason_is_said_in_full_once(parts, checkpoints, caplog):
+    text = (
+        "in layer 0.gate the load has collapsed: nearly all tokens go to few experts (8 experts: load entropy 0.6931)"
+    )
+    for step in (1, 2, 3):
+        when = "at step 1" if step == 1 else f"since step 1, last seen at step {step}"
+        checkpoints.save(step, **parts, run=Watched(f"collapse in 0.gate {when}: {text}"))
+    assert caplog.text.count(text) == 1
+    assert "step_3 is saved and not healthy: collapse in 0.gate since step 1, last seen at step 3" in caplog.text
+
+
+def test_a_loop_whose_evaluations_get_worse_goes_on_from_its_best(tmp_path):
+    # given evaluations behind every fourth step, each worse than the one before
+    checkpoints = Checkpointer(tmp_path / "checkpoints")
+
+    def begin():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Run(tmp_path, model=model, optimizer=optimizer, watch=True)
+        return {"model": model, "optimizer": optimizer, "run": run}
+
+    def train(steps, losses, *, model, optimizer, run):
+        for step in steps:
+            run.micro_batch(model(torch.ones(4, 3)).square().mean(dim=1), per="sample", rows=range(4)).backward()
+            run.step()
+            if step % 4 == 0:
+                run.evaluation(losses[step])
+                checkpoints.save(step, model=model, optimizer=optimizer, run=run)
+
+    first = begin()
+    with first["run"]:
+        train(range(1, 17), {4: 3.57, 8: 3.94, 12: 4.54, 16: 4.99}, **first)
+    # then the checkpoint to go on from is the best, not the last one before the finding
+    info = checkpoints.pick(healthy=True)
+    assert info.step == 4
+    assert "eval_regression at step 16" in info.refused[0].reason
+    # and what goes on from there begins without a streak: two evaluations that are worse by a little are two
+    second = begin()
+    with second["run"]:
+        checkpoints.load(info, **second)
+        train(range(5, 13), {8: 3.58, 12: 3.59}, **second)
+        assert second["run"].unhealthy_because() == ()
+    assert checkpoints.pick(healthy=True).step == 12

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab import GuardConfig, Run, UsageError
+from trimtab import GuardConfig, Run, UsageError, memory
 from trimtab.torch.update_ratio import MAX_ENTRIES, MAX_WEIGHTS, _sample
 from trimtab.torch.vitals import VitalsProbe
 
@@ -235,6 +235,18 @@ def test_a_sample_is_spread_over_rows_and_columns(shape):
     assert len(torch.unique(sample // shape[1])) > 0.9 * shape[0]
 
 
+def test_weights_that_another_optimizer_steps_take_no_place_of_those_that_are_measured():
+    model = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(1000)])
+    own = torch.optim.SGD([layer.weight for layer in model[-10:]], lr=0.01)
+    probe = VitalsProbe(model, own)
+    probe.arm()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    own.step()
+
+    assert list(probe.collect(1).vitals().update_ratio) == [f"{place}.weight" for place in range(990, 1000)]
+
+
 def test_of_many_weights_some_are_chosen_evenly():
     model = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(1000)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -305,6 +317,18 @@ def test_the_machine_is_looked_at():
 
     assert vitals.host_available_bytes is None or vitals.host_available_bytes > 0
     assert vitals.device_peak_bytes is None
+
+
+def test_files_of_the_system_are_read_by_whoever_takes_the_look_and_not_by_the_step(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "available_bytes", lambda: asked.append("asked") or 5)
+    model = small_model()
+
+    reading = VitalsProbe(model, torch.optim.SGD(model.parameters(), lr=0.1)).collect(1)
+
+    assert reading.is_ready()
+    assert asked == []
+    assert reading.vitals().host_available_bytes == 5
 
 
 def test_a_wrapped_model_has_the_same_names():

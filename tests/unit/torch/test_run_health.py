@@ -1,6 +1,7 @@
 """The health of any run in a loop of one's own: evaluations, losses, a scaler, memory; with a log and without."""
 
 import importlib.util
+import json
 import logging
 import math
 import sys
@@ -64,10 +65,12 @@ def test_a_fourth_evaluation_that_is_worse_again_is_warned_of_once_at_its_step(r
 
     assert found == [("eval_regression", 20)]
     assert "8.2717 at step 20" in because
-    assert len([line for line in caplog.messages if line.startswith("Trimtab, step 20: eval_regression: ")]) == 1
+    assert (
+        len([line for line in caplog.messages if line.startswith("Trimtab, step 20: warning: eval_regression: ")]) == 1
+    )
     if recorded:
         assert caplog.messages[-1] == (
-            f"Trimtab recorded the run up to step 25 with 1 finding of its watch: trimtab rewind {run.run_id}"
+            f"Trimtab recorded the run up to step 25, and its watch has spoken once: trimtab rewind {run.run_id}"
         )
         assert [at for kind, at, _ in moe.events(run.folder) if kind == "evaluation"] == [5, 10, 15, 20]
 
@@ -83,6 +86,28 @@ def test_evaluations_that_go_up_and_down_are_no_alarm(recorded, tmp_path):
         assert run.unhealthy_because() == ()
 
     assert found == []
+
+
+@PLACES
+def test_what_is_counted_beside_the_findings_can_be_asked_for_at_any_time(recorded, tmp_path):
+    # given a clip of 1.0, gradients far above it in the last of five steps, and an evaluation that became worse
+    run, model = watched(tmp_path, None, recorded=recorded)
+    with run:
+        for number, loss in enumerate((2.0, 1.5, 1.6, 1.7), start=1):
+            step(run, model, number, factor=1e-3)
+            run.evaluation(loss)
+        step(run, model, 5, factor=1e6)
+        figures = run.watch_figures()
+
+    assert figures["clip_fraction"] == figures["recent_clip_fraction"] == 1 / 5
+    assert figures["evaluations"] == {"": {"best": 1.5, "best_step": 2, "num_worse": 2}}
+    json.dumps(figures, allow_nan=False)
+
+
+def test_a_run_that_is_not_watched_counts_nothing(tmp_path):
+    model = torch.nn.Linear(4, 1)
+    with Run(tmp_path / "run", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        assert run.watch_figures() == {}
 
 
 @PLACES
@@ -210,3 +235,37 @@ def test_an_interrupt_in_the_callback_ends_the_loop_and_the_run_can_go_on(tmp_pa
 def test_settings_of_a_watch_are_checked_where_they_are_given():
     with pytest.raises(UsageError):
         Run(None, record=False, watch=WatchConfig(report_every=0))
+
+
+def test_an_optimizer_without_hooks_is_said_and_the_rest_is_watched(tmp_path, caplog):
+    class Plain:
+        """An optimizer of one's own, which has what `Run` asks for and no hooks."""
+
+        def __init__(self, parameters):
+            self.param_groups = [{"params": list(parameters), "lr": 0.01}]
+
+        def step(self):
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter -= 0.01 * parameter.grad
+
+        def zero_grad(self, *, set_to_none=True):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad = None
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            """Has none."""
+
+    torch.manual_seed(0)
+    model, found = torch.nn.Linear(4, 1), moe.Found()
+    with Run(tmp_path, model=model, optimizer=Plain(model.parameters()), watch=WATCH, on_finding=found) as run:
+        for number, loss in enumerate((1.0, 2.0, 3.0, 4.0), start=1):
+            step(run, model, number)
+            run.evaluation(loss)
+
+    [line] = [line for line in caplog.messages if "does not measure updates" in line]
+    assert "optimizer has no step hooks, found Plain" in line
+    assert found == [("eval_regression", 4)]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trimtab import GuardConfig, Run, UsageError
+from trimtab import GuardConfig, Run, UsageError, WatchConfig
+from trimtab import moe as moe_api
 from trimtab.checkpoint import Checkpointer
 
 _spec = importlib.util.spec_from_file_location("moe_of_a_run", Path(__file__).with_name("moe_of_a_run.py"))
@@ -184,7 +185,7 @@ def test_a_state_of_a_run_without_a_watch_and_one_with_it_are_told_and_go_on(cap
     with_watch.load_state_dict(without.state_dict())
     without.load_state_dict(with_watch.state_dict())
 
-    assert caplog.messages == [
+    assert [line for line in caplog.messages if "watches" not in line] == [
         "The checkpoint holds nothing that a watch has seen: the watch starts anew.",
         "The checkpoint holds what a watch has seen, but this run has none: it is left aside.",
     ]
@@ -233,3 +234,71 @@ def test_trimtab_off_watches_nothing(monkeypatch, tmp_path):
     assert run.unhealthy_because() == ()
     assert run.folder is None
     assert not optimizer._optimizer_step_pre_hooks
+
+
+# What is watched, and what cannot be.
+
+
+def one_router(kind):
+    """A model whose router is of a class of this name, all of whose tokens go to expert 0."""
+
+    class Router(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 8))
+
+        def forward(self, x):
+            return x @ self.weight.T + torch.tensor([100.0, 0.0, 0.0, 0.0])
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = type(kind, (Router,), {})()
+
+        def forward(self, x):
+            return self.gate(x).softmax(-1).sum(-1)
+
+    return Model()
+
+
+def train_one_router(model, steps=20, **settings):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Run(None, record=False, model=model, optimizer=optimizer, **settings) as run:
+        for _ in range(steps):
+            run.micro_batch(model(torch.randn(32, 8)), per="sample", rows=range(32)).backward()
+            run.step()
+
+
+def test_a_router_of_which_nobody_says_k_is_told_of_once_with_what_to_pass(caplog):
+    caplog.set_level(logging.INFO, logger="trimtab")
+    model = one_router("OwnRouter")
+    watch = moe_api.RouterWatch(model, routers=lambda model: [model.gate], config=WatchConfig(report_every=5))
+
+    train_one_router(model, watch=watch)
+
+    [line] = [line for line in caplog.messages if "gate" in line and "pass top_k= to RouterWatch" in line]
+    assert line.startswith("Trimtab, step 5: routers: gate: nobody says how many experts")
+
+
+def test_a_model_whose_routers_cannot_be_read_is_told_of_when_the_run_begins(caplog):
+    caplog.set_level(logging.INFO, logger="trimtab")
+
+    train_one_router(one_router("Gemma4TextRouter"), steps=1, watch=True)
+
+    first, second, *_ = [line for line in caplog.messages if "watches" in line]
+    assert first == "Trimtab watches the run's health, and reports every 50 steps."
+    assert second.startswith(
+        "Trimtab watches no router of this model: gate (Gemma4TextRouter) is not read: it gives probabilities and no "
+        "logits. Make watch=moe.RouterWatch(model, routers=...)"
+    )
+
+
+def test_one_line_says_what_is_watched(caplog):
+    caplog.set_level(logging.INFO, logger="trimtab")
+    model = one_router("MixtralTopKRouter")
+    model.gate.top_k, model.gate.num_experts = 1, 4
+
+    train_one_router(model, steps=1, watch=WatchConfig(report_every=1))
+
+    [line] = [line for line in caplog.messages if "watches" in line]
+    assert line == "Trimtab watches the run's health and 1 router (MixtralTopKRouter), and reports every step."

@@ -21,7 +21,7 @@ def test_figures_are_sums_over_ranks_and_a_finding_is_said_once(pair, tmp_path):
     # then rank 0 tells what was found
     assert ["collapse", 20] in first["found"]
     assert second["found"] == []
-    assert len([line for line in first["said"] if line.startswith("Trimtab, step 20: collapse: ")]) == 1
+    assert len([line for line in first["said"] if line.startswith("Trimtab, step 20: critical: collapse: ")]) == 1
     assert not [line for line in second["said"] if line.startswith("Trimtab, step")]
     assert first["because"]
     assert second["because"] == []
@@ -58,3 +58,61 @@ def test_watches_that_report_at_different_steps_are_refused_on_every_rank(pair):
     assert second.startswith(
         "The ranks have watches with different settings; rank 1 has report_every=11. Pass the same"
     )
+
+
+@pytest.mark.parametrize("with_watch", [0, 1], ids=["rank 0 has one", "rank 1 has one"])
+def test_a_watch_that_not_all_ranks_have_leaves_out_the_routers_and_training_goes_on(pair, tmp_path, with_watch):
+    # when one rank alone would sum the figures of its routers
+    out = str(tmp_path)
+    answers = pair.call("train_where_some_have_no_watch", ranks_with_watch=[with_watch], out=out, makes_run=True)
+    # then it says once that it does not, and the other has nothing to say
+    without = 1 - with_watch
+    line = (
+        f"Trimtab does not watch the routers of this run: rank {with_watch} has a watch, and rank {without} has no "
+        "watch. Pass the same watch= on every rank: their figures are summed over all."
+    )
+    assert [said for said in answers[with_watch]["said"] if "does not watch" in said] == [line]
+    assert not [said for said in answers[without]["said"] if "does not watch" in said]
+    assert not [event for event in trimtab.open_log(answers[0]["folder"]).event_list() if event.kind == "router"]
+    # and both have trained on
+    trained = pair.call("train", out=None, num_steps=20, collapse_at=0, watch=False)
+    assert [answer["weights"] for answer in answers] == [answer["weights"] for answer in trained]
+
+
+def test_a_rank_without_any_run_is_not_waited_for_longer_than_its_gradients_can(pair):
+    first, second = pair.call("train_without_a_run_on_rank_1")
+
+    assert [said for said in first["said"] if "does not watch" in said] == [
+        "Trimtab does not watch the routers of this run: rank 0 has a watch, and rank 1 has begun no Run. Pass the "
+        "same watch= on every rank: their figures are summed over all."
+    ]
+    assert first["weights"] == second["weights"]
+
+
+def test_what_rank_0_has_trained_alone_before_is_not_the_run_that_is_compared(pair, tmp_path):
+    first, _ = pair.call("train_alone_before", out=str(tmp_path))
+
+    reports = [event for event in trimtab.open_log(first["folder"]).event_list() if event.kind == "router"]
+    assert [(event.step, event.facts["num_ranks"]) for event in reports] == [(10, 2)]
+    assert not [said for said in first["said"] if "does not watch" in said]
+
+
+def test_a_guard_that_not_all_ranks_have_is_refused_where_it_is(pair):
+    first, second = pair.call("refusal_of_a_guard_on_rank_0")
+
+    assert first == (
+        "Rank 0 has a guard, and rank 1 has no guard. Pass the same guard= on every rank: each decides for itself, "
+        "from the same sums."
+    )
+    assert second == "trained"
+
+
+def test_a_run_of_some_of_the_ranks_sums_the_figures_of_these_alone(pair, tmp_path):
+    first, second = pair.call("train_in_a_group_of_its_own", out=str(tmp_path))
+
+    assert second == []
+    assert [facts["step"] for facts in first] == [10, 20]
+    for facts in first:
+        [counts] = facts["layers"]["counts"]
+        assert facts["num_ranks"] == 1
+        assert sum(counts) == facts["expected_tokens"] == REPORT_EVERY * NUM_TOKENS

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,6 @@ def report(at: int, *, sick: bool = False) -> RouterReport:
         counts=ALL_ON_ONE if sick else BALANCED,
         token_entropy=0.0 if sick else 1.8,
         spread=50.0 if sick else 1.5,
-        max_logit=50.0 if sick else 1.5,
     )
     return RouterReport(step=at, first_step=at - 9, layers=(layer,), expected_tokens=5120)
 
@@ -188,8 +188,40 @@ def test_a_report_is_judged_behind_the_record_of_its_step_and_written_down(said)
     found = [event for event in behind if event.kind == "finding"]
     assert {event.facts["kind"] for event in found} >= {"collapse"}
     assert all(event.step == 20 for event in found)
-    assert any(line.startswith("Trimtab, step 20: collapse: ") and line.endswith(".") for line in said())
+    assert any(line.startswith("Trimtab, step 20: critical: collapse: ") and line.endswith(".") for line in said())
     assert len([line for line in said() if "collapse" in line]) == 1
+
+
+def test_what_could_not_be_measured_is_said_once_by_whoever_judges(said) -> None:
+    class Noting(Sensors):
+        def collect(self, step: int) -> Reading:
+            self.asked.append(f"collect {step}")
+            notes = ("gate: nobody says k",) if step < 30 else ("gate: nobody says k", "other: not read")
+            return Reading(replace(report(step), notes=notes), arrived=True)
+
+    watch = every_ten(router=Noting(), log=Log())
+    for number in range(1, 41):
+        watch.end_step(step(number))
+
+    assert said() == [], "the training thread formats nothing"
+    watch.judging.observe([step(number) for number in range(1, 41)])
+
+    assert said() == [
+        "Trimtab, step 10: routers: gate: nobody says k.",
+        "Trimtab, step 30: routers: other: not read.",
+    ]
+
+
+def test_notes_that_change_with_each_report_are_said_twenty_times_at_most(said) -> None:
+    class Noting(Sensors):
+        def collect(self, step: int) -> Reading:
+            return Reading(replace(report(step), notes=(f"note {step}",)), arrived=True)
+
+    watch = every_ten(router=Noting())
+    for number in range(1, 401):
+        watch.end_step(step(number))
+
+    assert len(said()) == 20
 
 
 def test_what_was_collected_after_the_last_record_is_judged_at_the_end() -> None:
@@ -215,7 +247,7 @@ def test_without_a_log_nothing_is_waited_for_and_order_is_kept(said) -> None:
     routers.readings[0].arrived = True
     watch.end_step(step(12))
     # then
-    assert any(line.startswith("Trimtab, step 10: collapse: ") for line in said())
+    assert any(line.startswith("Trimtab, step 10: critical: collapse: ") for line in said())
 
 
 def test_a_log_that_fails_leaves_the_judging_to_the_training_thread(said) -> None:
@@ -225,7 +257,7 @@ def test_a_log_that_fails_leaves_the_judging_to_the_training_thread(said) -> Non
         log.is_observed = number < 15  # what was put before is lost with the disk, the reports are not
         watch.end_step(step(number))
 
-    assert any(line.startswith("Trimtab, step 10: collapse: ") for line in said())
+    assert any(line.startswith("Trimtab, step 10: critical: collapse: ") for line in said())
 
 
 def test_a_rank_above_0_collects_for_the_sum_and_judges_its_own_memory_only(said) -> None:
@@ -250,19 +282,12 @@ def test_a_rank_above_0_collects_for_the_sum_and_judges_its_own_memory_only(said
 def test_steps_reach_the_rules_with_their_reason_and_as_the_log_will_have_them() -> None:
     from trimtab.watching.as_observed import observed_step
 
-    skipped = observed_step(
-        step(3, loss=math.nan, grad_norm=0.0, clipped=False, reason=STEP_CODE["all_skipped"], num_skipped_micros=4)
-    )
+    skipped = observed_step(step(3, loss=math.nan, grad_norm=0.0, clipped=False, reason=STEP_CODE["all_skipped"]))
     dropped = observed_step(step(4, grad_norm=math.inf, clipped=True, loss_scale=64.0, reason=3.0, wall_s=0.1))
 
     assert skipped is not None
     assert dropped is not None
-    assert (skipped.reason, skipped.grad_norm, skipped.clipped, skipped.num_skipped_micros) == (
-        "all_skipped",
-        None,
-        None,
-        4,
-    )
+    assert (skipped.reason, skipped.grad_norm, skipped.clipped) == ("all_skipped", None, None)
     assert (dropped.reason, dropped.grad_norm, dropped.clipped) == ("nonfinite_norm", math.inf, True)
     assert dropped.wall_s == 0.10000000149011612, "a log keeps float32"
     assert observed_step(step(5, reason="odd")) is None

@@ -3,14 +3,15 @@
     gradient handed to the optimizer = c x (gradient of ce) + sum of w_k x (gradient of term k) + rest
 
 Enters: dot products of these gradients, micro-batch by micro-batch; a matrix each. Leaves: the w_k, how far they may be
-off, and the c of each micro-batch. Invariant: c is free in each micro-batch (a loss of tokens weighs micro-batches by
-their tokens), so that nothing of ce is taken for a term. Standard library only; Python's floats are float64.
+off, and the c of each micro-batch; or the same matrix for sums of these gradients. Invariant: c is free in each
+micro-batch (a loss of tokens weighs micro-batches by their tokens), so that nothing of ce is taken for a term.
+Standard library only; Python's floats are float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +22,12 @@ PARALLEL: Final = 1e-6
 """Share of a gradient, squared, that must be its own, and not of ce or another term: below it the two are told apart by
 the last digits of float32 only, whose roundings are some 1e-7 of a gradient."""
 
-
 _ROUNDING: Final = 1e-7
 """Of float32, relative: a rest is never taken for smaller than this share of the gradient."""
+
+_NOTICED: Final = 1e-3
+"""Share of a gradient from which on a term in it is there at all: less is not felt beside the noise of a
+micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Fit:
     Attributes:
         weights: (K,) of each term; None where it cannot be told from ce or another term, or has no gradient.
         bounds: (K,) how far each may be off: a rest as large as the one found, if it lay along the term.
+        noticed: (K,) the weight with which each would be a thousandth of the gradient; infinite without a gradient.
         ce: (B,) the weight of ce in each micro-batch; None where ce has no gradient there.
         unexplained: 2-norm of the rest.
         beside_ce: 2-norm of what is not ce.
@@ -41,6 +46,7 @@ class Fit:
 
     weights: tuple[float | None, ...]
     bounds: tuple[float, ...]
+    noticed: tuple[float, ...]
     ce: tuple[float | None, ...]
     unexplained: float
     beside_ce: float
@@ -77,11 +83,28 @@ def project(grams: Sequence[Gram], *, target: int, ce: int, terms: Sequence[int]
     return Fit(
         weights=tuple(weights),
         bounds=tuple(bounds),
+        noticed=tuple(_NOTICED * math.sqrt(whole[0] / own) if own > 0.0 else math.inf for own in whole[1:]),
         ce=tuple(_weight_of_ce(gram, target=target, ce=ce, terms=terms, weights=weights) for gram in grams),
         unexplained=math.sqrt(rest),
         beside_ce=math.sqrt(max(0.0, left[0][0])),
         size=math.sqrt(max(0.0, whole[0])),
     )
+
+
+def scaled(gram: Gram, *, factor: float, places: Sequence[int]) -> Gram:
+    """The dot products where the gradients at some places are so many times as large."""
+    by = [factor if place in places else 1.0 for place in range(len(gram))]
+    return [[by[i] * by[j] * value for j, value in enumerate(row)] for i, row in enumerate(gram)]
+
+
+def without(gram: Gram, *, place: int, parts: Mapping[int, float]) -> Gram:
+    """The dot products where the gradient at a place is without so much of some others."""
+    row = [math.fsum([gram[place][j], *(-w * gram[k][j] for k, w in parts.items())]) for j in range(len(gram))]
+    row[place] = math.fsum([row[place], *(-weight * row[k] for k, weight in parts.items())])
+    changed = [list(other) for other in gram]
+    for j, value in enumerate(row):
+        changed[place][j] = changed[j][place] = value
+    return changed
 
 
 def _beside(gram: Gram, one: int, other: int, *, ce: int) -> float:

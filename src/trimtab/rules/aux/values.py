@@ -11,10 +11,11 @@ from typing import Any, Final
 from trimtab.rules.aux.factors import Sizes
 from trimtab.text import listed, plain
 from trimtab.values import json_number
-from trimtab.watched import WatchFinding
+from trimtab.watched import FindingKind, WatchFinding
 
-_KNOWN: Final = 0.5
-"""Share of a stated weight that the measurement may leave open before it is said that nothing is known."""
+KNOWN: Final = 0.1
+"""Share of a weight that the measurement may leave open before it is said that it is not known. A weight 1.5 times off
+must not pass, and where something else is in the gradient a weight was found off by up to its bound."""
 
 _ROUNDING: Final = 1e-6
 """Share of a stated weight that is nothing: what float32 leaves of a projection."""
@@ -29,6 +30,8 @@ class TermWeight:
         stated: The weight it is meant to have.
         found: The weight it has in the gradient at accumulation 1; None where it cannot be known.
         bound: How far `found` may be off.
+        noticed: The weight with which it would be a thousandth of the gradient: where 0 is stated, a bound below is
+            nothing.
         accumulated: The same at `sizes.accumulation`, of a whole window.
         accumulated_bound: How far that may be off.
         value: The term as defined, mean over the micro-batches; None where it is not known.
@@ -36,6 +39,7 @@ class TermWeight:
         logged_window: What it logs for a whole window; likewise.
         is_constant: Whether the loss's value holds the term and its gradient does not.
         other_form: Another definition that the gradient fits far better, in words; empty: the stated one.
+        in_ce: With which weight what the loop calls ce holds it already; `found` has that in it. 0: not at all.
         sizes: Of the model and the loop.
     """
 
@@ -43,6 +47,7 @@ class TermWeight:
     stated: float
     found: float | None
     bound: float = 0.0
+    noticed: float = 0.0
     accumulated: float | None = None
     accumulated_bound: float = 0.0
     value: float | None = None
@@ -50,6 +55,7 @@ class TermWeight:
     logged_window: float | None = None
     is_constant: bool = False
     other_form: str = ""
+    in_ce: float = 0.0
     sizes: Sizes = field(default_factory=lambda: Sizes(accumulation=1))
 
     @property
@@ -57,12 +63,17 @@ class TermWeight:
         """Whether the measurement says what it weighs."""
         if self.found is None:
             return False
-        return self.stated == 0.0 or self.bound <= _KNOWN * max(abs(self.stated), abs(self.found))
+        return self.bound <= (KNOWN * abs(self.stated) if self.stated != 0.0 else self.noticed)
+
+    @property
+    def fits_form(self) -> bool:
+        """Whether the gradient is so near to the term as stated that a factor between the two means something."""
+        return self.found is not None and self.bound <= KNOWN * abs(self.found)
 
     @property
     def is_absent(self) -> bool:
         """Whether it is known that the gradient holds nothing of it."""
-        if self.found is None or self.bound > _KNOWN * abs(self.stated):
+        if self.found is None or self.bound > KNOWN * abs(self.stated):
             return False
         return abs(self.found) <= max(_ROUNDING * abs(self.stated), self.bound)
 
@@ -86,19 +97,21 @@ class AuxAudit:
     """What an audit of auxiliary weights found.
 
     Attributes:
-        weights: Each term that was asked about.
+        weights: Each term that was asked about; a factor on the whole loss, ce and terms alike, is in none.
         findings: What is wrong, a sentence each.
-        notes: What could not be known and why, a sentence each.
+        notes: What could not be known and why, and what else was seen, a sentence each.
+        is_explained: Whether ce and the terms make up the gradient: both are in it, and nothing else.
     """
 
     weights: tuple[TermWeight, ...]
     findings: tuple[WatchFinding, ...] = ()
     notes: tuple[str, ...] = ()
+    is_explained: bool = True
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was found, and the weight of every term could be known."""
-        return not self.findings and all(term.is_known for term in self.weights)
+        """Whether nothing was found, nothing unknown is in the gradient, and every term's weight could be known."""
+        return not self.findings and self.is_explained and all(term.is_known for term in self.weights)
 
     def to_dict(self) -> dict[str, Any]:
         """The same, JSON-ready."""
@@ -106,7 +119,23 @@ class AuxAudit:
             "weights": [term.to_dict() for term in self.weights],
             "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),
+            "is_explained": self.is_explained,
         }
+
+
+def finding_of(kind: FindingKind, term: TermWeight, text: str, *, logged: float | None = None) -> WatchFinding:
+    """A finding about a term, with its numbers.
+
+    Args:
+        kind: Which.
+        term: What was measured of it.
+        text: The sentence.
+        logged: The number that it is about, where that is one that is logged.
+    """
+    figures = {key: value for key, value in term.to_dict().items() if value is not None and key != "name"}
+    if logged is not None:
+        figures["logged"] = json_number(logged)
+    return WatchFinding(kind=kind, severity="warning", step=0, text=text, figures={"term": plain(term.name), **figures})
 
 
 def told(audit: AuxAudit) -> str:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
-from typing import Final
+from typing import Final, Literal
 
 from trimtab.rules.aux.factors import Sizes, conventions, fits, is_power_of_ten
-from trimtab.rules.aux.values import AuxAudit, TermWeight
+from trimtab.rules.aux.logged import judge_logged
+from trimtab.rules.aux.values import AuxAudit, TermWeight, finding_of
 from trimtab.text import plain
-from trimtab.values import json_number
-from trimtab.watched import FindingKind, WatchFinding
+from trimtab.watched import WatchFinding
 
 _DIFFERS: Final = 0.05
 """Share of a stated weight that the real one may be off: a weight is tuned by factors (1e-3 killed a router that 1e-4
@@ -31,6 +30,32 @@ _SURE: Final = 2.0
 found off by 0.8 bounds (a tiny Qwen3-MoE in bfloat16)."""
 
 _ONE_PLACE: Final = "multiply by the weight once, at one place, and use a term without a factor of its own"
+_OR_THE_STATED: Final = "or correct the stated weight, if that is what is wrong"
+
+Rest = Literal["", "form", "precision"]
+"""What of a gradient neither ce nor a term explains: nothing but the rounding of float32; something, which is another
+form of a term or a thing that nobody names; or so much as half precision may have made."""
+
+_WITHOUT_A_FACTOR: Final[dict[Rest, str]] = {
+    "": "it is off, and so little of the gradient that no factor can be named; hand over more tokens",
+    "form": "no factor of the term as it is defined explains that. The loss holds another form of it (of other "
+    "probabilities, logits or tokens, or weighed by layer), or something else beside; compare its code with the "
+    "definition, or hand it over in terms=",
+    "precision": "it is off, and gradients of low precision do not tell by what; audit a float32 copy of the model",
+}
+
+_ANOTHER_FORM: Final = (
+    "another form of a term is in the loss (of other probabilities, logits or tokens, or weighed by layer), or "
+    "something that nobody names, or padding and mask= is not given; compare the loss with the definitions, name "
+    "further terms in weights=, or pass mask="
+)
+
+
+_EXPLAINED: Final = 1e-3
+"""Share, of squares, of what is not ce that may be unexplained in a sound loss: rounding in float32 left 1e-4 at
+most."""
+
+_OF_WEIGHT: Final = ("weight_differs", "weight_applied_twice", "weight_not_applied")
 
 
 def judge_weights(
@@ -39,6 +64,9 @@ def judge_weights(
     ce: float | None = None,
     ce_accumulated: float | None = None,
     total_equals_ce: bool = False,
+    rest: Rest = "",
+    rest_share: float = 0.0,
+    is_ce_in: bool = True,
     notes: Sequence[str] = (),
 ) -> AuxAudit:
     """Judges what was measured.
@@ -48,32 +76,46 @@ def judge_weights(
         ce: Weight of ce in the gradient at accumulation 1, mean over micro-batches; None where it is not known.
         ce_accumulated: The same of a whole window.
         total_equals_ce: Whether the gradient of the loss is that of ce and nothing else.
-        notes: What else could not be measured.
+        rest: What it is that nothing explains.
+        rest_share: Its share, of squares, of what of the gradient is not ce.
+        is_ce_in: Whether ce is in the gradient at all.
+        notes: What else there is to say.
 
     Returns:
         The audit.
     """
     findings: list[WatchFinding] = []
     said = list(notes)
+    swapped = _swapped(terms)
     for term in terms:
-        findings += judge_weight(term, total_equals_ce=total_equals_ce)
-        if not term.is_known and not term.is_constant:
-            said.append(_unknown(term))
+        of_term = judge_weight(term, total_equals_ce=total_equals_ce, rest=rest, swapped=swapped.get(term.name))
+        findings += of_term
+        if not term.is_known and not term.is_constant and not any(one.kind in _OF_WEIGHT for one in of_term):
+            said.append(_unknown(term, rest))
+    is_explained = is_ce_in and (rest != "form" or rest_share <= _EXPLAINED)
+    if not is_explained and is_ce_in and not findings and all(term.is_known for term in terms):
+        said.append(f"{rest_share:.2g} of what the gradient holds beside ce (of squares) is no term: {_ANOTHER_FORM}")
     count = terms[0].sizes.accumulation if terms else 1
     if (of_ce := _judge_ce(ce, ce_accumulated, accumulation=count)) is not None:
         findings.append(of_ce)
-    return AuxAudit(weights=tuple(terms), findings=tuple(findings), notes=tuple(said))
+    return AuxAudit(weights=tuple(terms), findings=tuple(findings), notes=tuple(said), is_explained=is_explained)
 
 
-def judge_weight(term: TermWeight, *, total_equals_ce: bool = False) -> list[WatchFinding]:
+def judge_weight(
+    term: TermWeight, *, total_equals_ce: bool = False, rest: Rest = "", swapped: TermWeight | None = None
+) -> list[WatchFinding]:
     """The findings of one term.
 
     Args:
         term: What was measured of it.
         total_equals_ce: As for `judge_weights`.
+        rest: Likewise.
+        swapped: The term that has its weight, where that has this one's.
     """
     findings = []
-    if (of_weight := _of_weight(term, total_equals_ce=total_equals_ce)) is not None:
+    if swapped is not None:
+        findings.append(_of_swapped(term, swapped))
+    elif (of_weight := _of_weight(term, total_equals_ce=total_equals_ce, rest=rest)) is not None:
         findings.append(of_weight)
     if (of_window := _of_accumulation(term)) is not None:
         findings.append(of_window)
@@ -81,15 +123,15 @@ def judge_weight(term: TermWeight, *, total_equals_ce: bool = False) -> list[Wat
         ("the logged value", term.logged, False),
         ("the logged value of a window", term.logged_window, True),
     ):
-        if logged is not None and (of_log := _of_log(term, logged, where=where, is_window=is_window)) is not None:
+        if logged is not None and (of_log := judge_logged(term, logged, where=where, is_window=is_window)) is not None:
             findings.append(of_log)
     return findings
 
 
-def _of_weight(term: TermWeight, *, total_equals_ce: bool) -> WatchFinding | None:
+def _of_weight(term: TermWeight, *, total_equals_ce: bool, rest: Rest) -> WatchFinding | None:
     name, stated = plain(term.name), term.stated
     if term.is_constant:
-        return _finding(
+        return finding_of(
             "constant_aux",
             term,
             f"{name} is in the loss's value with its weight {stated:g}, and its gradient is 0: it is detached, or made "
@@ -98,36 +140,76 @@ def _of_weight(term: TermWeight, *, total_equals_ce: bool) -> WatchFinding | Non
     found = term.found
     if found is None or (term.other_form == "" and not _is_off(found, stated, term.bound)):
         return None
+    if stated == 0.0 and abs(found) <= term.noticed:
+        return None
     said = f"{name} weighs {found:.4g} in the gradient, stated {stated:g}"
     if term.other_form:
-        return _finding(
+        return finding_of(
             "weight_differs",
             term,
             f"{name} is in the gradient as {term.other_form}, and weighs {found:.4g}; stated is {stated:g}, of another "
             "form, which is not the same number: state the weight of the loss's form, or change the loss",
         )
+    if term.is_absent and rest != "form":
+        why = "the loss is ce alone" if total_equals_ce else "the loss does not hold it"
+        also = ", unless ce holds it already: then give ce without it" if total_equals_ce else ""
+        return finding_of(
+            "weight_not_applied", term, f"{said}: {why}; add weight x term to what backward is called on{also}"
+        )
+    if not term.fits_form:
+        return finding_of("weight_differs", term, f"{_vague(term)}: {_WITHOUT_A_FACTOR[rest]}")
     if stated == 0.0:
-        return _finding(
+        return finding_of(
             "weight_differs", term, f"{said}: the loss holds a term that is said to be off. Find who adds it"
         )
-    if term.is_absent:
-        why = "the loss is ce alone" if total_equals_ce else "the loss does not hold it"
-        return _finding("weight_not_applied", term, f"{said}: {why}; add weight x term to what backward is called on")
-    factor = found / stated
+    if term.in_ce != 0.0 and fits(found - term.in_ce, stated):
+        text = f"{said}: ce holds it with {term.in_ce:.4g}, and the loss adds {found - term.in_ce:.4g} once more"
+        return finding_of("weight_applied_twice", term, f"{text}; add it at one place")
+    return _of_factor(term, found, said)
+
+
+def _of_factor(term: TermWeight, found: float, said: str) -> WatchFinding:
+    """Of a term that is in the gradient as it is defined, so many times as much as is stated."""
+    stated, factor = term.stated, found / term.stated
     if stated != 1.0 and fits(found, stated * stated):
         text = f"{said}: it is the weight squared ({stated:g} x {stated:g} = {stated * stated:g}), applied twice"
-        return _finding("weight_applied_twice", term, f"{text}; {_ONE_PLACE}")
+        return finding_of("weight_applied_twice", term, f"{text}; {_ONE_PLACE}")
     named = conventions(factor, sizes=term.sizes)
     if is_power_of_ten(factor):
         also = f", or the factor is {' or '.join(named)}" if named else ""
         text = f"{said}: a factor of {factor:.3g} stands inside the term beside the weight outside{also}"
-        return _finding("weight_applied_twice", term, f"{text}; {_ONE_PLACE}")
+        return finding_of("weight_applied_twice", term, f"{text}; {_ONE_PLACE}, {_OR_THE_STATED}")
     if named:
         text = f"{said}, a factor of {' or '.join(named)}"
         remedy = "state the weight that goes with the form that the loss has, or change the loss"
-        return _finding("weight_differs", term, f"{text}; {remedy}")
-    return _finding(
-        "weight_differs", term, f"{said}, {factor:.4g} times as much, which no known convention explains; {_ONE_PLACE}"
+        return finding_of("weight_differs", term, f"{text}; {remedy}, {_OR_THE_STATED}")
+    text = f"{said}, {factor:.4g} times as much, which no known convention explains"
+    return finding_of("weight_differs", term, f"{text}; {_ONE_PLACE}, {_OR_THE_STATED}")
+
+
+def _vague(term: TermWeight) -> str:
+    return f"the weight of {plain(term.name)} is {term.found:.4g} to within {term.bound:.2g}, stated {term.stated:g}"
+
+
+def _swapped(terms: Sequence[TermWeight]) -> dict[str, TermWeight]:
+    """By the name of a term, the one with which its weight is exchanged."""
+    swapped = {}
+    for one, other in combinations(terms, 2):
+        known = one.found is not None and other.found is not None and one.fits_form and other.fits_form
+        if known and one.stated != 0.0 != other.stated and not fits(one.stated, other.stated):
+            assert one.found is not None and other.found is not None  # noqa: PT018 - for the type checker
+            if fits(one.found, other.stated) and fits(other.found, one.stated):
+                swapped[one.name], swapped[other.name] = other, one
+    return swapped
+
+
+def _of_swapped(term: TermWeight, other: TermWeight) -> WatchFinding:
+    name, more = plain(term.name), plain(other.name)
+    return finding_of(
+        "weight_differs",
+        term,
+        f"{name} weighs {term.found:.4g} in the gradient, stated {term.stated:g}, and {more} {other.found:.4g}, stated "
+        f"{other.stated:g}: the two weights are swapped; give each term its own",
     )
 
 
@@ -144,33 +226,7 @@ def _of_accumulation(term: TermWeight) -> WatchFinding | None:
         what = f"it is divided by the accumulation twice; divide it by {count} once"
     else:
         what = "divide it by the number of micro-batches that the window really has"
-    return _finding("accumulation_dependent", term, f"{said}, expected the same: {what}")
-
-
-def _of_log(term: TermWeight, logged: float, *, where: str, is_window: bool) -> WatchFinding | None:
-    """A logged value is right where it is the term, or the term times its weight: both are usual."""
-    real = term.value
-    if real is None or not math.isfinite(real) or real == 0.0 or not math.isfinite(logged):
-        return None
-    if fits(logged, real) or fits(logged, term.stated * real):
-        return None
-    factor = logged / real
-    if not is_power_of_ten(factor) and term.found is not None and fits(factor * term.stated, term.found):
-        return None  # what is logged is what is in the loss, and the finding about its weight tells the factor
-    count = term.sizes.accumulation
-    said = f"{where} of {plain(term.name)} is {logged:.4g}, the term is {real:.4g}"
-    sizes = term.sizes if is_window else replace(term.sizes, accumulation=1)
-    if is_window and any(fits(logged, count * right) for right in (real, term.stated * real)):
-        what = f"it is the sum over {count} micro-batches; log their mean"
-    elif term.stated not in (0.0, 1.0) and fits(factor, term.stated**2):
-        what = f"the weight squared ({term.stated:g} x {term.stated:g}) is in it; log the term, or weight x term"
-    elif is_power_of_ten(factor):
-        what = f"logged / real = {factor:.3g}; log it without that factor, or compare trends within one scale only"
-    elif named := conventions(factor, sizes=sizes):
-        what = f"a factor of {' or '.join(named)}; say so in the log, or log the term as it is stated"
-    else:
-        what = f"logged / real = {factor:.4g}; log the term of the loss, or compare trends within one scale only"
-    return _finding("logged_differs", term, f"{said}: {what}", logged=logged)
+    return finding_of("accumulation_dependent", term, f"{said}, expected the same: {what}")
 
 
 def _judge_ce(found: float | None, window: float | None, *, accumulation: int) -> WatchFinding | None:
@@ -190,7 +246,7 @@ def _judge_ce(found: float | None, window: float | None, *, accumulation: int) -
             term = TermWeight(
                 name="ce", stated=1.0, found=found, accumulated=window, sizes=Sizes(accumulation=accumulation)
             )
-            return _finding("accumulation_dependent", term, f"{said}, expected the same: {what}")
+            return finding_of("accumulation_dependent", term, f"{said}, expected the same: {what}")
     return None
 
 
@@ -199,24 +255,25 @@ def _is_off(found: float, wanted: float, bound: float, *, scale: float | None = 
     return abs(found - wanted) > max(_DIFFERS * size, _SURE * bound)
 
 
-def _unknown(term: TermWeight) -> str:
+def _unknown(term: TermWeight, rest: Rest) -> str:
     if term.found is None:
         return (
             f"the weight of {plain(term.name)} is not known: on these micro-batches its gradient is 0, or parallel to "
             "that of ce or another term; hand over more micro-batches with more tokens"
         )
-    return (
-        f"the weight of {plain(term.name)} is {term.found:.4g} to within {term.bound:.2g}, stated {term.stated:g}, too "
-        "rough to judge: something else is in the loss, padding is and mask= is not given, or gradients are of low "
-        "precision; name further terms in weights=, pass mask=, or audit a float32 copy of the model"
-    )
+    why = {
+        "": "it is little of the gradient; hand over more tokens, or audit a float64 copy of the model",
+        "form": _ANOTHER_FORM,
+        "precision": "gradients are of low precision; audit a float32 copy of the model, or hand over more tokens",
+    }[rest]
+    reach = "" if term.stated == 0.0 else f" (it may be {_reach(term)} times that)"
+    return f"{_vague(term)}{reach}, too rough to judge: {why}"
 
 
-def _finding(kind: FindingKind, term: TermWeight, text: str, *, logged: float | None = None) -> WatchFinding:
-    figures = {key: value for key, value in term.to_dict().items() if value is not None and key != "name"}
-    if logged is not None:
-        figures["logged"] = json_number(logged)
-    return WatchFinding(kind=kind, severity="warning", step=0, text=text, figures={"term": plain(term.name), **figures})
+def _reach(term: TermWeight) -> str:
+    assert term.found is not None
+    ends = sorted((term.found + side * term.bound) / term.stated for side in (-1.0, 1.0))
+    return f"{max(0.0, ends[0]):.2g} to {ends[1]:.2g}"
 
 
 def constant_terms(rest: float, absent: Mapping[str, float]) -> frozenset[str]:

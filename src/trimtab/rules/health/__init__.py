@@ -5,7 +5,8 @@ running training and its log. Every signal says a finding once and again only af
 known, or not finite where that is not itself the finding, is left out and never guessed.
 """
 
+from trimtab.rules.health.events import JudgedEvent, judge_event
 from trimtab.rules.health.health_rules import HealthRules
 from trimtab.rules.health.observed import ObservedStep
 
-__all__ = ["HealthRules", "ObservedStep"]
+__all__ = ["HealthRules", "JudgedEvent", "ObservedStep", "judge_event"]

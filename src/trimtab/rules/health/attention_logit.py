@@ -7,13 +7,14 @@ head's largest logit exceeds 100, before which its logits had grown past 1,000 a
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.health.observed import ObservedVitals
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.state import read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.rules.window import Window, float32
-from trimtab.watched import Vitals, WatchFinding
+from trimtab.watched import WatchFinding
 
 # Against the median of the last five looks, one of which may be an outlier; two are enough to tell growth.
 _WINDOW_SIZE: Final = 5
@@ -28,13 +29,16 @@ _BACK: Final = 0.9
 class AttentionLogit:
     """Compares with a limit, and with the looks before."""
 
+    name: ClassVar[str] = "attention_logit"
+
     def __init__(self, config: WatchConfig) -> None:
         self._limit = config.attention_logit_limit
-        self._said = Standing()
+        self._said = Said()
         self._window = Window(_WINDOW_SIZE)
 
-    def judge(self, vitals: Vitals) -> tuple[WatchFinding, ...]:
+    def judge(self, seen: ObservedVitals) -> tuple[WatchFinding, ...]:
         """Judges and absorbs one look; a logit that is not finite is left out."""
+        vitals = seen.vitals
         logit = math.nan if vitals.attention_logit is None else float32(vitals.attention_logit)
         if not math.isfinite(logit):
             return ()
@@ -54,7 +58,7 @@ class AttentionLogit:
         )
         return self._said.say(finding)
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trimtab.rules.health.observed import ObservedStep
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
 from trimtab.rules.watch_config import WatchConfig
@@ -30,9 +30,11 @@ _NUM_BEFORE: Final = 1_000
 class ClipFraction:
     """Counts clipped steps; compares the last 200 with the 1,000 before them."""
 
+    name: ClassVar[str] = "clip_fraction"
+
     def __init__(self, config: WatchConfig) -> None:
         self._rise = config.clip_fraction_rise
-        self._said = Standing()
+        self._said = Said()
         self._recent: deque[bool] = deque()
         self._before: deque[bool] = deque()
         self.num_steps = 0
@@ -66,6 +68,7 @@ class ClipFraction:
             text=f"the gradient norm exceeded the clip in {recent:.0%} of the last {_NUM_RECENT} steps, after "
             f"{before:.0%} of the {_NUM_BEFORE:,} before them: gradients have grown",
             figures={"recent": recent, "before": before, "all": self.fraction},
+            since_step=item.step - _NUM_RECENT,
         )
         return self._said.say(finding)
 
@@ -79,7 +82,7 @@ class ClipFraction:
         """Over the last 200 steps."""
         return self._recent.count(True) / len(self._recent) if self._recent else None
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 

@@ -14,7 +14,8 @@ import math
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.health.observed import ObservedEvaluation
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, is_finite, read_count, read_entries
 from trimtab.rules.watch_config import WatchConfig
@@ -58,46 +59,33 @@ class Evaluations:
     def __init__(self, config: WatchConfig, *, name: str = "") -> None:
         self._config = config
         self._name = name
-        self._said = Standing()
+        self._said = Said()
         self._streak: list[_Evaluation] = []
         """The last one that was not worse than the one before it, and the worse ones since."""
         self._rises = Window(_NUM_RISES)
         """From one evaluation to a worse one, in streaks that were not warned of."""
+        self._before: float | None = None
+        """The evaluation before the streak that was said."""
         self.num_worse = 0
         self._num_better = 0
         self._num_equal = 0
         self.best: float | None = None
         self.best_step: int | None = None
 
-    def judge(
-        self,
-        step: int,
-        loss: float,
-        train_loss: float | None,
-        *,
-        weights_finite: bool | None,
-        may_be_best: bool,
-        has_router: bool,
-    ) -> tuple[WatchFinding, ...]:
-        """Judges and absorbs one evaluation.
-
-        Args:
-            step: Optimizer step (1-based) after which it took place.
-            loss: Its loss.
-            train_loss: Mean train loss over the steps since the evaluation before.
-            weights_finite: Whether the weights were finite; None where nobody looked.
-            may_be_best: Whether nothing else speaks against it.
-            has_router: Whether routers are watched too, so that one may be why.
-        """
-        if weights_finite is False or not math.isfinite(loss):
-            return self._nonfinite(step, loss, weights_finite=weights_finite)
+    def judge(self, seen: ObservedEvaluation) -> tuple[WatchFinding, ...]:
+        """Judges and absorbs one evaluation."""
+        step, loss = seen.step, seen.loss
+        if seen.weights_finite is False or not math.isfinite(loss):
+            return self._nonfinite(step, loss, weights_finite=seen.weights_finite)
         self._said.end(_NONFINITE)
-        if may_be_best and (self.best is None or loss < self.best):
+        if seen.may_be_best and (self.best is None or loss < self.best):
             self.best, self.best_step = loss, step
         if self._streak and step < self._streak[-1].step:  # a resume from before it: what came after never was
             self._streak.clear()
+            self._said.end(_REGRESSION)
+            self._said.end(_UNCHANGED)
             self.num_worse = self._num_better = self._num_equal = 0
-        evaluation = _Evaluation(step, loss, train_loss)
+        evaluation = _Evaluation(step, loss, seen.train_loss)
         if not self._streak:
             self._streak = [evaluation]
             return ()
@@ -113,18 +101,18 @@ class Evaluations:
             self._num_better = 0
             self._streak.append(evaluation)
             del self._streak[1:-_MAX_TOLD]
-            return self._regression(has_router=has_router) if self.num_worse >= self._config.eval_patience else ()
+            return self._regression(has_router=seen.has_router) if self.num_worse >= self._config.eval_patience else ()
         self._num_better += 1
         # Over as it began: as many better ones in a row, or one that is as good as before the streak.
         is_back = loss <= self._before_regression(else_=loss)
+        self._keep_rises()  # before what was said of them is over
         if is_back or self._num_better >= self._config.eval_patience:
             self._said.end(_REGRESSION)
-        self._keep_rises()
         self.num_worse = 0
         self._streak = [evaluation]
         return ()
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 
@@ -134,6 +122,7 @@ class Evaluations:
             "said": self._said.state_dict(),
             "streak": [[one.step, one.loss, json_number(one.train_loss)] for one in self._streak],
             "rises": self._rises.state_dict(),
+            "before": self._before,
             "num_worse": self.num_worse,
             "num_better": self._num_better,
             "num_equal": self._num_equal,
@@ -143,16 +132,19 @@ class Evaluations:
 
     def load_state_dict(self, state: object) -> None:
         """Takes over a `state_dict()`; `UsageError` if it is none."""
-        keys = ("said", "streak", "rises", "num_worse", "num_better", "num_equal", "best", "best_step")
-        said, streak, rises, num_worse, num_better, num_equal, best, best_step = read_entries(
+        keys = ("said", "streak", "rises", "before", "num_worse", "num_better", "num_equal", "best", "best_step")
+        said, streak, rises, before, num_worse, num_better, num_equal, best, best_step = read_entries(
             state, keys, where="an evaluation's state"
         )
+        if before is not None and not is_finite(before):
+            raise damaged(f"the evaluation before a streak is {spelled(before)}, not a finite number")
         if not isinstance(streak, list | tuple) or len(streak) > _MAX_TOLD + 1:
             raise damaged(f"an evaluation's streak is {spelled(streak)}, not a short list")
         if (best is None) is not (best_step is None) or (best is not None and not is_finite(best)):
             raise damaged(f"the best evaluation is {spelled(best)} at step {spelled(best_step)}")
         self._said.load_state_dict(said)
         self._rises.load_state_dict(rises)
+        self._before = before
         self._streak = [_read_evaluation(entry) for entry in streak]
         self.num_worse = read_count(num_worse, name="an evaluation's num_worse")
         self._num_better = read_count(num_better, name="an evaluation's num_better")
@@ -166,18 +158,20 @@ class Evaluations:
 
     def _keep_rises(self) -> None:
         """Takes the rises of a streak that has ended as usual ones, unless it is what was warned of."""
-        if any(finding.marks_unhealthy and finding.kind == "eval_regression" for finding in self._said.now()):
+        if self._is_marked():
             return
         for before, after in pairwise(self._streak):
             rise = float32(after.loss - before.loss)
             if math.isfinite(rise):
                 self._rises.absorb(rise)
 
+    def _is_marked(self) -> bool:
+        """Whether a regression stands that marks checkpoints."""
+        return any(one.finding.marks_unhealthy and one.finding.kind == "eval_regression" for one in self._said.now())
+
     def _before_regression(self, *, else_: float) -> float:
         """What the evaluation was before a streak that was said."""
-        said = next((finding for finding in self._said.now() if finding.kind == "eval_regression"), None)
-        losses = said.figures.get("losses") if said is not None else None
-        return losses[0] if isinstance(losses, list) and losses and is_finite(losses[0]) else else_
+        return self._before if self._before is not None and self._said.stands(_REGRESSION) else else_
 
     def _regression(self, *, has_router: bool) -> tuple[WatchFinding, ...]:
         first, *_, last = self._streak
@@ -185,6 +179,7 @@ class Evaluations:
         is_clear = rise >= self._config.eval_rise * abs(first.loss)
         if len(self._rises) >= _MIN_RISES:
             is_clear &= rise >= _USUAL_RISES * self._rises.median()
+        is_clear |= self._is_marked()  # worse again, before it was over
         told = [f"{one.loss:.6g} at step {one.step}" for one in self._streak[-_MAX_TOLD:]]
         if self._streak[0] not in self._streak[-_MAX_TOLD:]:
             told[0] = f"{first.loss:.6g} at step {first.step}"
@@ -204,25 +199,30 @@ class Evaluations:
                 "best_step": self.best_step,
             },
             marks_unhealthy=is_clear,
+            since_step=first.step,
         )
-        return self._said.say(finding, cause=_REGRESSION)
+        news = self._said.say(finding, cause=_REGRESSION)
+        self._before = first.loss if news else self._before
+        return news
 
     def _nonfinite(self, step: int, loss: float, *, weights_finite: bool | None) -> tuple[WatchFinding, ...]:
         broken = weights_finite is False
         spelling = json_number(loss)
         found = f"{self._what} is {spelling}"
         why = "while weights are NaN or infinite" if broken else "which is no number to compare"
+        streak = ", and the streak of worse ones goes on without it" if self.num_worse else ""
         finding = WatchFinding(
             kind="eval_nonfinite",
             severity="critical" if broken else "warning",
             step=step,
-            text=f"{found}, {why}: it is no best one, and the streak of worse ones goes on without it",
+            text=f"{found}, {why}: it is no best one{streak}",
             figures={
                 **({"name": plain(self._name)} if self._name else {}),
                 "loss": spelling,
                 "weights_finite": weights_finite,
             },
             marks_unhealthy=True,
+            since_step=self._streak[-1].step if self._streak else None,
         )
         return self._said.say(finding, cause=_NONFINITE)
 
@@ -241,6 +241,7 @@ class Evaluations:
                 "loss": loss,
                 "num_equal": self._num_equal + 1,
             },
+            since_step=self._streak[-1].step,
         )
         return self._said.say(finding, cause=_UNCHANGED)
 

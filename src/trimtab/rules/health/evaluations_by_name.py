@@ -7,9 +7,11 @@ compared with another's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from trimtab.rules.health.evaluations import Evaluations
+from trimtab.rules.health.observed import ObservedEvaluation
+from trimtab.rules.said import Standing
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged
 from trimtab.rules.watch_config import WatchConfig
@@ -20,15 +22,17 @@ from trimtab.watched import WatchFinding
 class EvaluationsByName:
     """The evaluations of every dataset of a run, each judged by itself."""
 
+    name: ClassVar[str] = "evaluations"
+
     def __init__(self, config: WatchConfig) -> None:
         self._config = config
         self._of: dict[str, Evaluations] = {}
 
-    def of(self, name: str) -> Evaluations:
-        """Those of one dataset."""
-        if name not in self._of:
-            self._of[name] = Evaluations(self._config, name=name)
-        return self._of[name]
+    def judge(self, seen: ObservedEvaluation) -> tuple[WatchFinding, ...]:
+        """Judges and absorbs one evaluation."""
+        if seen.name not in self._of:
+            self._of[seen.name] = Evaluations(self._config, name=seen.name)
+        return self._of[seen.name].judge(seen)
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """By the dataset's name: the best loss, its step, and how long the streak of worse ones is."""
@@ -37,9 +41,9 @@ class EvaluationsByName:
             for name, one in self._of.items()
         }
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
-        return tuple(finding for one in self._of.values() for finding in one.standing())
+        return tuple(standing for one in self._of.values() for standing in one.standing())
 
     def state_dict(self) -> dict[str, Any]:
         """By name, plain types."""

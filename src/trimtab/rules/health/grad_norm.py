@@ -11,14 +11,19 @@ with 16.8 and 20.3 times (steps 31217 of a 176B and 11447 of a 104B run, the los
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trimtab.rules.health.observed import ObservedStep
-from trimtab.rules.health.standing import Standing
 from trimtab.rules.norms import NormRule
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.state import damaged, is_finite, read_count, read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.watched import WatchFinding
+
+# Of fewer norms than this the rule has a median of a few, and a young run's norms have not found their size: ratios of
+# 2 to 4 at its steps 5 and 7 are ordinary. Only what is a warning is said then: the two published curves have 1 and 7
+# norms before theirs.
+_MIN_HISTORY: Final = 20
 
 # A jump comes in bursts (five steps in a row in the 176B run): twenty quiet norms, as many as the rule needs to judge
 # robustly, and the next one is news.
@@ -31,10 +36,12 @@ _STALE: Final = "stale"
 class GradNorms:
     """Judges norms one by one."""
 
+    name: ClassVar[str] = "grad_norm"
+
     def __init__(self, config: WatchConfig) -> None:
         self._factor = config.grad_norm_factor
         self._rule = NormRule()
-        self._said = Standing()
+        self._said = Said()
         self._last: float | None = None
         self._num_quiet = 0
         self._was_stale_said = False
@@ -61,7 +68,7 @@ class GradNorms:
             self._said.end(_STALE)
         return self._judge_finite(item, norm)
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 
@@ -92,6 +99,7 @@ class GradNorms:
         self.num_stale = read_count(num_stale, name="grad_norm's num_stale")
 
     def _judge_finite(self, item: ObservedStep, norm: float) -> tuple[WatchFinding, ...]:
+        num_behind = len(self._rule.values)
         verdict = self._rule.judge(norm)
         # A step that was dropped is judged and stays out of the baseline. One that was taken enters whatever its norm
         # is, so that a new level becomes the usual one.
@@ -105,6 +113,8 @@ class GradNorms:
         self._num_quiet = 0
         assert verdict.baseline is not None
         ratio = norm / verdict.baseline
+        if num_behind < _MIN_HISTORY and ratio < self._factor:
+            return ()
         figures = {"grad_norm": norm, "baseline": verdict.baseline, "ratio": ratio, "threshold": verdict.threshold}
         loss = f" while the loss is {item.loss:.4g}" if math.isfinite(item.loss) else ""
         finding = WatchFinding(

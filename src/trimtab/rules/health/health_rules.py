@@ -7,8 +7,8 @@ across a state that was saved and loaded.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final
 
 from trimtab.rules.health.attention_logit import AttentionLogit
 from trimtab.rules.health.clip_fraction import ClipFraction
@@ -16,38 +16,21 @@ from trimtab.rules.health.evaluations_by_name import EvaluationsByName
 from trimtab.rules.health.grad_norm import GradNorms
 from trimtab.rules.health.loss_scale import LossScale
 from trimtab.rules.health.memory import Memory
-from trimtab.rules.health.observed import ObservedStep
+from trimtab.rules.health.nonfinite import Nonfinite
+from trimtab.rules.health.observed import ObservedEvaluation, ObservedStep, ObservedVitals
+from trimtab.rules.health.so_far import SoFar
 from trimtab.rules.health.throughput import Throughput
-from trimtab.rules.health.train_loss import TrainLoss
 from trimtab.rules.health.update_ratio import UpdateRatios
 from trimtab.rules.health.zero_loss import ZeroLoss
 from trimtab.rules.router import RouterRules
-from trimtab.rules.state import STATE_VERSION, check_state, damaged, is_finite, read_entries
+from trimtab.rules.said import Standing
+from trimtab.rules.signal import Part, Signal, load_states, states_of
+from trimtab.rules.state import check_state, read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.watched import RouterReport, Vitals, WatchFinding
 
-_PARTS: Final = (
-    "grad_norm",
-    "clip_fraction",
-    "loss_scale",
-    "zero_loss",
-    "throughput",
-    "train_loss",
-    "evaluations",
-    "memory",
-    "update_ratio",
-    "attention_logit",
-    "router",
-)
-"""Entries of a state beside its version, the rate and whether routers are watched; attributes of the same name."""
-
-
-class _Signal(Protocol):
-    def standing(self) -> tuple[WatchFinding, ...]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Any) -> None: ...
+STATE_VERSION: Final = 1
+"""Version of how a state is put together; what each part holds is the part's own."""
 
 
 class HealthRules:
@@ -66,21 +49,12 @@ class HealthRules:
 
     def __init__(self, config: WatchConfig | None = None) -> None:
         self._config = config if config is not None else WatchConfig()
-        self._lr: float | None = None
-        self._begin()
+        self._parts = _Parts(self._config)
 
     def step(self, item: ObservedStep) -> tuple[WatchFinding, ...]:
         """Judges and absorbs one optimizer step; raises nothing, whatever its numbers are."""
-        if item.lr is not None and math.isfinite(item.lr):
-            self._lr = item.lr
-        self._train_loss.absorb(item)
-        return (
-            *self._zero_loss.judge(item),
-            *self._grad_norm.judge(item),
-            *self._clip_fraction.judge(item),
-            *self._loss_scale.judge(item),
-            *self._throughput.judge(item),
-        )
+        self._parts.so_far.absorb(item)
+        return tuple(finding for signal in self._parts.of_steps for finding in signal.judge(item))
 
     def evaluation(
         self,
@@ -100,83 +74,118 @@ class HealthRules:
             name: Which dataset, where there are several: each is judged by itself.
             weights_finite: Whether the weights were finite; None where nobody looked.
         """
-        own = self._train_loss.at_evaluation(step)
-        return self._evaluations.of(name).judge(
+        own = self._parts.so_far.train_loss_at(step)
+        evaluation = ObservedEvaluation(
             step,
             loss,
             own if train_loss is None else train_loss,
+            name=name,
             weights_finite=weights_finite,
             # Of weights that a broken step may have spoilt nothing is a best one.
-            may_be_best=not self._zero_loss.stands,
-            has_router=self._has_router,
+            may_be_best=not (self._parts.zero_loss.stands or self._parts.nonfinite.stands),
+            has_router=self._parts.so_far.has_router,
         )
+        return self._parts.evaluations.judge(evaluation)
 
     def router(self, report: RouterReport) -> tuple[WatchFinding, ...]:
         """Judges and absorbs one report of the routers."""
-        self._has_router = True
-        return self._router.judge(report)
+        self._parts.so_far.has_router = True
+        return self._parts.router.judge(report)
 
     def vitals(self, vitals: Vitals) -> tuple[WatchFinding, ...]:
         """Judges and absorbs one look at the machine and the model."""
-        return (
-            *self._memory.judge(vitals),
-            *self._update_ratio.judge(vitals, lr=self._lr),
-            *self._attention_logit.judge(vitals),
-        )
+        seen = ObservedVitals(vitals, self._parts.so_far.lr)
+        return tuple(finding for signal in self._parts.of_vitals for finding in signal.judge(seen))
 
     def standing(self) -> tuple[WatchFinding, ...]:
-        """What was said and is not over."""
-        signals = (getattr(self, f"_{part}") for part in _PARTS if part != "train_loss")
-        return tuple(finding for signal in signals for finding in signal.standing())
+        """What was said and is not over, as it was seen last."""
+        return tuple(one.finding for one in self._parts.standing())
 
     def unhealthy_because(self) -> tuple[str, ...]:
-        """Why a checkpoint that is saved now is not one to go on from; empty where nothing speaks against it."""
-        return tuple(finding.text for finding in self.standing() if finding.marks_unhealthy)
+        """Why a checkpoint that is saved now is not one to go on from, and when that was seen; empty: it is."""
+        return tuple(one.because for one in self._parts.standing() if one.finding.marks_unhealthy)
+
+    def unhealthy_since(self) -> int | None:
+        """The last step after which nothing of that was so, as far as is known; None where nobody knows."""
+        marking = [one.finding.since_step for one in self._parts.standing() if one.finding.marks_unhealthy]
+        return min((step for step in marking if step is not None), default=None)
 
     def figures(self) -> dict[str, Any]:
-        """What a report tells beside the findings; JSON-ready, None where nothing is known."""
+        """What is known of the run beside the findings; JSON-ready, None where nothing is.
+
+        Returns:
+            `clip_fraction` over the run and `recent_clip_fraction` over the last 200 steps; `num_nonfinite_norms` and
+            `num_stale_norms`; `tokens_per_s`, the usual ones; and `evaluations`, by the dataset's name ("" where there
+            is one only) `best`, `best_step` and `num_worse`, the streak of worse ones.
+        """
+        parts = self._parts
         return {
-            "clip_fraction": self._clip_fraction.fraction,
-            "recent_clip_fraction": self._clip_fraction.recent_fraction,
-            "num_nonfinite_norms": self._grad_norm.num_nonfinite,
-            "num_stale_norms": self._grad_norm.num_stale,
-            "tokens_per_s": self._throughput.usual,
-            "evaluations": self._evaluations.figures(),
+            "clip_fraction": parts.clip_fraction.fraction,
+            "recent_clip_fraction": parts.clip_fraction.recent_fraction,
+            "num_nonfinite_norms": parts.grad_norm.num_nonfinite,
+            "num_stale_norms": parts.grad_norm.num_stale,
+            "tokens_per_s": parts.throughput.usual,
+            "evaluations": parts.evaluations.figures(),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides, as plain JSON-ready types; settings are not in it."""
-        parts = {part: getattr(self, f"_{part}").state_dict() for part in _PARTS}
-        return {"version": STATE_VERSION, "lr": self._lr, "has_router": self._has_router, **parts}
+        return {"version": STATE_VERSION, "parts": states_of(self._parts)}
 
     def load_state_dict(self, state: object) -> None:
         """Takes over a `state_dict()`, whatever the settings were.
+
+        A signal that the state does not know starts without a history, and one that is not known here is passed over.
 
         Raises:
             UsageError: It is of another version, or damaged; nothing has changed then.
         """
         check_state(state, expected={"version": STATE_VERSION})
-        lr, has_router, *parts = read_entries(state, ("lr", "has_router", *_PARTS), where="the watch's state")
-        if (lr is not None and not is_finite(lr)) or not isinstance(has_router, bool):
-            raise damaged(f"the watch's rate is {lr!r}, and has_router {has_router!r}")
-        loaded = HealthRules(self._config)
-        for part, entry in zip(_PARTS, parts, strict=True):
-            signal: _Signal = getattr(loaded, f"_{part}")
-            signal.load_state_dict(entry)
-        loaded._lr, loaded._has_router = lr, has_router
-        self.__dict__.update(loaded.__dict__)
+        (states,) = read_entries(state, ("parts",), where="the watch's state")
+        loaded = _Parts(self._config)
+        load_states(loaded, states)
+        self._parts = loaded
 
-    def _begin(self) -> None:
-        config = self._config
-        self._has_router = False
-        self._grad_norm = GradNorms(config)
-        self._clip_fraction = ClipFraction(config)
-        self._loss_scale = LossScale(config)
-        self._zero_loss = ZeroLoss(config)
-        self._throughput = Throughput(config)
-        self._train_loss = TrainLoss()
-        self._evaluations = EvaluationsByName(config)
-        self._memory = Memory(config)
-        self._update_ratio = UpdateRatios(config)
-        self._attention_logit = AttentionLogit(config)
-        self._router = RouterRules(config)
+
+class _Parts:
+    """The signals of a run, by what they are shown, and what they share. A new one is its file and an entry here."""
+
+    def __init__(self, config: WatchConfig) -> None:
+        self.so_far = SoFar()
+        self.zero_loss = ZeroLoss(config)
+        self.nonfinite = Nonfinite(config)
+        self.grad_norm = GradNorms(config)
+        self.clip_fraction = ClipFraction(config)
+        self.throughput = Throughput(config)
+        self.evaluations = EvaluationsByName(config)
+        self.router = RouterRules(config)
+        self.of_steps: tuple[Signal[ObservedStep], ...] = (
+            self.zero_loss,
+            self.nonfinite,
+            self.grad_norm,
+            self.clip_fraction,
+            LossScale(config),
+            self.throughput,
+        )
+        self.of_vitals: tuple[Signal[ObservedVitals], ...] = (
+            Memory(config),
+            UpdateRatios(config),
+            AttentionLogit(config),
+        )
+
+    def __iter__(self) -> Iterator[Part]:
+        """All that has a state."""
+        yield self.so_far
+        yield from self.of_steps
+        yield from self.of_vitals
+        yield self.evaluations
+        yield self.router
+
+    def standing(self) -> tuple[Standing, ...]:
+        """What stands of all signals."""
+        return (
+            *(one for signal in self.of_steps for one in signal.standing()),
+            *(one for signal in self.of_vitals for one in signal.standing()),
+            *self.evaluations.standing(),
+            *self.router.standing(),
+        )

@@ -6,9 +6,10 @@ nothing: it is told while there is some, at launch and before a save takes its p
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.health.observed import ObservedVitals
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.state import read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.watched import Vitals, WatchFinding
@@ -25,15 +26,17 @@ _DEVICE_BACK: Final = 0.9
 class Memory:
     """Compares what is available with a floor, and what was taken with a budget."""
 
+    name: ClassVar[str] = "memory"
+
     def __init__(self, config: WatchConfig) -> None:
         self._config = config
-        self._said = Standing()
+        self._said = Said()
 
-    def judge(self, vitals: Vitals) -> tuple[WatchFinding, ...]:
+    def judge(self, seen: ObservedVitals) -> tuple[WatchFinding, ...]:
         """Judges one look."""
-        return (*self._host(vitals), *self._device(vitals))
+        return (*self._host(seen.vitals), *self._device(seen.vitals))
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 

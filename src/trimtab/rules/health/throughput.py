@@ -5,17 +5,18 @@ baseline, so a run that stays slow does not become usual.
 
 A step is slow where it has a third of the usual tokens a second *and* takes more than twice the usual time: batches
 with few supervised tokens lower the first alone. A pause (an evaluation, a save) is one step, a compilation a few: ten
-slow ones in a row that last 20 seconds are neither. The run behind the rule fell from 1,322 to between 170 and 227
+slow ones in a row that last 20 seconds are neither. Where a log tells a pace without tokens or seconds the steps alone
+count. The run behind the rule fell from 1,322 to between 170 and 227
 tokens a second.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trimtab.rules.health.observed import ObservedStep
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, is_finite, read_count, read_entries
 from trimtab.rules.watch_config import WatchConfig
@@ -39,10 +40,12 @@ _BACK: Final = 0.5
 class Throughput:
     """Compares each step with the median of the last hundred that were not slow."""
 
+    name: ClassVar[str] = "throughput"
+
     def __init__(self, config: WatchConfig) -> None:
         self._fraction = config.throughput_fraction
         self._patience = config.throughput_patience
-        self._said = Standing()
+        self._said = Said()
         self._paces = Window(_WINDOW_SIZE)
         self._seconds = Window(_WINDOW_SIZE)
         self._num_slow = 0
@@ -51,16 +54,15 @@ class Throughput:
 
     def judge(self, item: ObservedStep) -> tuple[WatchFinding, ...]:
         """Judges and absorbs the pace of a step."""
-        if not (math.isfinite(item.wall_s) and item.wall_s > 0 and item.num_tokens > 0):
-            return ()
-        pace, seconds = float32(item.num_tokens / item.wall_s), float32(item.wall_s)
-        if not math.isfinite(pace) or not math.isfinite(seconds):
+        pace, seconds = _pace(item)
+        if pace is None:
             return ()
         if len(self._paces) < _MIN_HISTORY:
             self._absorb(pace, seconds)
             return ()
         usual = self._paces.median()
-        if pace >= self._fraction * usual or seconds <= _SLOWER * self._seconds.median():
+        takes_no_longer = seconds is not None and len(self._seconds) > 0 and seconds <= _SLOWER * self._seconds.median()
+        if pace >= self._fraction * usual or takes_no_longer:
             self._num_slow, self._slow_s = 0, 0.0
             self._num_back = self._num_back + 1 if pace >= _BACK * usual else 0
             if self._num_back >= self._patience:
@@ -68,17 +70,19 @@ class Throughput:
             self._absorb(pace, seconds)
             return ()
         self._num_slow += 1
-        self._slow_s += seconds
+        self._slow_s += seconds or 0.0
         self._num_back = 0
-        if self._num_slow < self._patience or self._slow_s < _LEAST_SLOW_S:
+        if self._num_slow < self._patience or (seconds is not None and self._slow_s < _LEAST_SLOW_S):
             return ()
+        lasted = "" if seconds is None else f" ({self._slow_s:,.0f} s)"
         finding = WatchFinding(
             kind="throughput",
             severity="warning",
             step=item.step,
             text=f"{pace:,.4g} tokens a second, {pace / usual:.0%} of the usual {usual:,.4g}, and so for "
-            f"{self._num_slow} steps in a row ({self._slow_s:,.0f} s)",
+            f"{self._num_slow} steps in a row{lasted}",
             figures={"tokens_per_s": pace, "usual": usual, "ratio": pace / usual, "num_slow": self._num_slow},
+            since_step=item.step - self._num_slow,
         )
         return self._said.say(finding)
 
@@ -87,7 +91,7 @@ class Throughput:
         """Median of tokens a second; None before the first step of which they are known."""
         return self._paces.median() if len(self._paces) else None
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 
@@ -115,6 +119,24 @@ class Throughput:
         self._num_slow = read_count(num_slow, name="throughput's num_slow")
         self._num_back = read_count(num_back, name="throughput's num_back")
 
-    def _absorb(self, pace: float, seconds: float) -> None:
+    def _absorb(self, pace: float, seconds: float | None) -> None:
         self._paces.absorb(pace)
-        self._seconds.absorb(seconds)
+        if seconds is not None:
+            self._seconds.absorb(seconds)
+
+
+def _pace(item: ObservedStep) -> tuple[float | None, float | None]:
+    """Tokens a second, and seconds where they are known: those of the clock, or of tokens at the pace that was told."""
+    pace, seconds = item.tokens_per_s, item.wall_s
+    if pace is None:
+        if not (seconds > 0 and math.isfinite(seconds) and item.num_tokens > 0):
+            return None, None
+        pace = item.num_tokens / seconds
+    elif not (math.isfinite(pace) and pace > 0):
+        return None, None
+    elif item.num_tokens > 0:
+        seconds = item.num_tokens / pace
+    pace, seconds = float32(pace), float32(seconds)
+    if not (math.isfinite(pace) and pace > 0):
+        return None, None
+    return pace, seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.health.observed import ObservedVitals
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.rules.window import Window, float32
 from trimtab.text import listed, plain
-from trimtab.watched import Vitals, WatchFinding
+from trimtab.watched import WatchFinding
 
 # Twenty reports of 50 steps: a thousand steps. Five are needed before anything is said: the first ones of a run are far
 # from each other.
@@ -39,18 +40,16 @@ _MAX_NAMED: Final = 3
 class UpdateRatios:
     """Compares each weight's ratio with the median of its last twenty."""
 
+    name: ClassVar[str] = "update_ratio"
+
     def __init__(self, config: WatchConfig) -> None:
         self._factor = config.update_ratio_factor
-        self._said = Standing()
+        self._said = Said()
         self._windows: dict[str, Window] = {}
 
-    def judge(self, vitals: Vitals, *, lr: float | None) -> tuple[WatchFinding, ...]:
-        """Judges and absorbs the ratios of one look.
-
-        Args:
-            vitals: The look.
-            lr: Learning rate of its step; None where it is not known: ratios are then compared as they are.
-        """
+    def judge(self, seen: ObservedVitals) -> tuple[WatchFinding, ...]:
+        """Judges and absorbs the ratios of one look; as they are where the rate of its step is not known."""
+        vitals, lr = seen
         far: dict[str, dict[str, float]] = {}
         is_back = True
         rate = lr if lr is not None and math.isfinite(lr) and lr > 0 else 1.0
@@ -84,7 +83,7 @@ class UpdateRatios:
         )
         return self._said.say(finding)
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 

@@ -8,10 +8,10 @@ Hosts that keep NaN out of their logs write 0.0 for it; the norm beside it tells
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trimtab.rules.health.observed import ObservedStep
-from trimtab.rules.health.standing import Standing
+from trimtab.rules.said import Said, Standing
 from trimtab.rules.state import read_count, read_entries
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.watched import WatchFinding
@@ -23,9 +23,11 @@ _NUM_WELL: Final = 5
 class ZeroLoss:
     """Looks at loss and norm together."""
 
+    name: ClassVar[str] = "zero_loss"
+
     def __init__(self, config: WatchConfig) -> None:
         del config  # there is nothing to set
-        self._said = Standing()
+        self._said = Said()
         self._num_well = 0
 
     def judge(self, item: ObservedStep) -> tuple[WatchFinding, ...]:
@@ -50,6 +52,7 @@ class ZeroLoss:
             "0.0, which is no improvement (a fully masked attention row gives NaN, so does a row without a label)",
             figures={"loss": 0.0, "grad_norm": norm.lower() if norm == "NaN" else "inf", "reason": item.reason},
             marks_unhealthy=True,
+            since_step=max(0, item.step - 2),
         )
         return self._said.say(finding)
 
@@ -58,7 +61,7 @@ class ZeroLoss:
         """Whether it was said and is not over."""
         return self._said.stands()
 
-    def standing(self) -> tuple[WatchFinding, ...]:
+    def standing(self) -> tuple[Standing, ...]:
         """What was said and is not over."""
         return self._said.now()
 

@@ -39,6 +39,13 @@ ONE_HOT: Final = 0.05
 BUSIEST: Final = 0.5
 """Part of the tokens that the busiest expert of a collapsed layer gets more than; at balance it is k / E."""
 
+TAKES_ALL: Final = 0.99
+"""Part of the tokens that one expert of a sure router gets when it is the first choice of all: what the others get are
+choices behind a probability of 1, which spread over all of them and make the load look even."""
+
+TAKES_MOST: Final = 0.9
+"""Part under which that is over."""
+
 CROWDING_CHANCE: Final = 0.01
 """Chance that a balanced router looks like that. Two experts with 8 tokens to 0 have 0.008; a report of hundreds of
 tokens is never near the bound, so it decides about tiny ones only."""
@@ -52,7 +59,8 @@ class Condition(NamedTuple):
 
     Attributes:
         confidence: "uniform", "one_hot", or between.
-        crowded: Whether the load is on few experts; None also where it is neither that nor clearly balanced.
+        crowded: Whether the load, or the first choice of a sure router, is on few experts; None also where it is
+            neither that nor clearly balanced.
         load: Load entropy from 0 (all on the same k experts) to 1 (balance).
         figures: The numbers behind it.
     """
@@ -84,8 +92,12 @@ def condition_of(layer: LayerFigures, config: WatchConfig) -> Condition:
     assert share is not None
     figures["busiest_share"] = share
     chance = crowding_by_chance(sum(counts) // top_k, num_experts=len(counts), top_k=top_k, share=share)
-    if load < config.collapse_load and share > BUSIEST and chance < math.log(CROWDING_CHANCE):
+    is_sure = confidence == "one_hot"
+    on_few = (load < config.collapse_load and share > BUSIEST) or (is_sure and share >= TAKES_ALL)
+    if on_few and chance < math.log(CROWDING_CHANCE):
         crowded: bool | None = True
+    elif is_sure and share >= TAKES_MOST:
+        crowded = None
     else:
         crowded = False if load >= min(1.0, BACK * config.collapse_load) or share <= BUSIEST / BACK else None
     return Condition(confidence, crowded, load, figures)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
+from trimtab.rules.router.signs import Judgement, Seen, Sign, also_in, layers_named, number
 from trimtab.watched import FindingKind, LayerFigures, RouterReport, WatchFinding
 
 
@@ -40,7 +40,7 @@ class CountsMismatch(Judgement):
         """One finding, with the numbers of its first layer in the sentence."""
         figures = signs[0].figures
         found, expected = figures["found"], figures["expected"]
-        text = f"counts of {layers_named(signs)} do not add up: {found} {figures['of']}, expected {expected}"
+        text = f"counts of {layers_named(signs[:1])} do not add up: {found} {figures['of']}, expected {expected}"
         if expected and found % expected == 0 and found > expected:
             text += (
                 f", {found // expected} times as many: counted {found // expected} times, by activation checkpointing "
@@ -48,7 +48,7 @@ class CountsMismatch(Judgement):
             )
         elif expected:
             text += f", {number(found / expected)} times as many"
-        return self.finding(report, signs, text)
+        return self.finding(report, signs, text + also_in(signs))
 
 
 _ROUTED = "experts chosen for its tokens x k"

@@ -1,16 +1,18 @@
 """Dead experts: no token for so long that chance does not explain it, however many reports that takes.
 
 Counts come in; experts that are silent are held with the tokens that passed them by since they last got one, over
-several reports if need be. One that gets a token again stands until it gets a real share.
+several reports if need be. One that was found dead is so until a report in which it gets a fair number of tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from trimtab.rules.router.figures import known_top_k, silent_by_chance, usable_counts
 from trimtab.rules.router.per_layer import PerLayer
+from trimtab.rules.router.persistence import MAY_PASS, Persistence
 from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
@@ -22,19 +24,24 @@ UNHEALTHY_FRACTION: Final = 0.5
 """Part of a layer's experts that are dead when a checkpoint of it is not one to go on from: half of its weights do not
 learn."""
 
-BACK: Final = 0.05
-"""Part of the mean load that all experts get in one report when none is dead any more: a stray token revives nobody."""
+BACK: Final = 0.005
+"""Part of the mean load, and more than one token, that an expert gets in a report when it is not dead any more: it then
+learns, if from little, and a stray token revives nobody. To be found dead again it must be silent for as long again."""
 
 MAX_NAMED: Final = 32
 """Dead experts of a layer that are listed."""
 
 
 class _Silence(NamedTuple):
-    """Experts without a token: by expert, the tokens that passed it by, and the first step of that."""
+    """Experts without a token: by expert, the tokens that passed it by, and the first step of that.
+
+    And those that were found dead, and have not got a fair number since.
+    """
 
     num_experts: int
     tokens: dict[int, int]
     since: dict[int, int]
+    dead: tuple[int, ...] = ()
 
 
 class DeadExperts(Judgement):
@@ -49,9 +56,10 @@ class DeadExperts(Judgement):
     def __init__(self, config: WatchConfig) -> None:
         self._config = config
         self._silence: PerLayer[_Silence] = PerLayer()
+        self._persistence = Persistence(config)
 
     def look(self, seen: Seen) -> Iterable[Sign]:
-        """Signs of layers with dead experts, worse by one rank whenever their number has doubled."""
+        """Signs of layers with dead experts, worse whenever their number has doubled, or they are half of all."""
         for layer in seen.report.layers:
             counts = usable_counts(layer)
             if counts is None:
@@ -63,11 +71,17 @@ class DeadExperts(Judgement):
                 top_k=known_top_k(layer),
                 chance=self._config.dead_chance,
             )
+            was_dead = [expert for expert in silence.dead if not _is_fair(counts[expert], counts)]
+            self._silence.put(layer.name, silence._replace(dead=tuple(sorted({*was_dead, *dead}))))
+            is_half = len(dead) >= UNHEALTHY_FRACTION * len(counts)
+            if not is_half:
+                self._persistence.end(layer.name)
             if dead:
+                weighs = is_half and self._persistence.lasts(layer.name, step=seen.report.step)
                 yield Sign(
                     layer=layer.name,
                     topic="dead",
-                    rank=len(dead).bit_length(),
+                    rank=2 * len(dead).bit_length() + weighs,  # odd where it weighs
                     figures={
                         "num_experts": len(counts),
                         "num_dead": len(dead),
@@ -76,8 +90,10 @@ class DeadExperts(Judgement):
                         "num_tokens": min(silence.tokens[expert] for expert in dead),
                         "first_step": max(silence.since[expert] for expert in dead),
                     },
+                    is_harmless=not is_half,
+                    first_step=_first_step(dead, silence, is_half=is_half),
                 )
-            elif min(counts) >= BACK * sum(counts) / len(counts):
+            elif not was_dead:
                 yield Sign(layer=layer.name, topic="dead", is_over=True)
 
     def tell(self, report: RouterReport, signs: Sequence[Sign]) -> WatchFinding:
@@ -94,16 +110,22 @@ class DeadExperts(Judgement):
         others = [sign for sign in signs if sign is not worst]
         if others:
             text += f"; some are in {layers_named(others)} too"
-        is_unhealthy = any(sign.figures["dead_fraction"] >= UNHEALTHY_FRACTION for sign in signs)
-        return self.finding(report, signs, text, marks_unhealthy=is_unhealthy)
+        weighs = any(sign.rank % 2 for sign in signs)
+        if not weighs and figures["dead_fraction"] >= UNHEALTHY_FRACTION:
+            text += MAY_PASS
+        return self.finding(report, signs, text, marks_unhealthy=weighs)
 
     def state_dict(self) -> dict[str, Any]:
-        """The silent experts of each layer."""
-        return {"silence": self._silence.state_dict(_spell_silence)}
+        """The silent experts of each layer, and for how long half of them have been dead."""
+        return {
+            "silence": self._silence.state_dict(_spell_silence),
+            "persistence": self._persistence.state_dict(),
+        }
 
     def load_state_dict(self, state: Any) -> None:
         """Takes over a `state_dict()`; `UsageError`, and nothing has changed, if it is none."""
-        (silence,) = read_entries(state, ("silence",), where=self.kind)
+        silence, persistence = read_entries(state, ("silence", "persistence"), where=self.kind)
+        self._persistence.load_state_dict(persistence)
         self._silence.load_state_dict(silence, _read_silence)
 
     def _absorb(self, layer: LayerFigures, counts: Sequence[int], report: RouterReport) -> _Silence:
@@ -112,13 +134,22 @@ class DeadExperts(Judgement):
             before = _Silence(len(counts), {}, {})
         passed = sum(counts) // known_top_k(layer)
         silent = [expert for expert, count in enumerate(counts) if not count]
-        now = _Silence(
+        return _Silence(
             len(counts),
             {expert: before.tokens.get(expert, 0) + passed for expert in silent},
             {expert: before.since.get(expert, report.first_step) for expert in silent},
+            before.dead,
         )
-        self._silence.put(layer.name, now)
-        return now
+
+
+def _is_fair(count: int, counts: Sequence[int]) -> bool:
+    return count > 1 and count >= BACK * sum(counts) / len(counts)
+
+
+def _first_step(dead: Sequence[int], silence: _Silence, *, is_half: bool) -> int:
+    """Since when there are as many: the first of them; where they are half of all, since they were that."""
+    steps = sorted(silence.since[expert] for expert in dead)
+    return steps[math.ceil(UNHEALTHY_FRACTION * silence.num_experts) - 1] if is_half else steps[0]
 
 
 def _spell_silence(silence: _Silence) -> dict[str, Any]:
@@ -127,19 +158,22 @@ def _spell_silence(silence: _Silence) -> dict[str, Any]:
         "experts": list(silence.tokens),
         "tokens": list(silence.tokens.values()),
         "since": list(silence.since.values()),
+        "dead": list(silence.dead),
     }
 
 
 def _read_silence(found: Any) -> _Silence:
-    names = ("num_experts", "experts", "tokens", "since")
-    num_experts, *columns = read_entries(found, names, where="the silence of a layer")
+    names = ("num_experts", "dead", "experts", "tokens", "since")
+    num_experts, dead, *columns = read_entries(found, names, where="the silence of a layer")
     if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         raise damaged(f"the silence of a layer is {spelled(found)}, not lists of one length")
     experts, tokens, since = ([read_count(count, name="a silent expert") for count in column] for column in columns)
     size = read_count(num_experts, name="the number of experts")
     if len(set(experts)) < len(experts) or any(expert >= size for expert in experts):
         raise damaged(f"the silence of a layer names experts {spelled(experts)} of {size}")
-    return _Silence(size, _by_expert(experts, tokens), _by_expert(experts, since))
+    if not isinstance(dead, list) or any(read_count(expert, name="a dead expert") >= size for expert in dead):
+        raise damaged(f"the dead experts of a layer are {spelled(dead)}, not some of {size}")
+    return _Silence(size, _by_expert(experts, tokens), _by_expert(experts, since), tuple(dead))
 
 
 def _by_expert(experts: Sequence[int], values: Sequence[int]) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """What follows from the counts of a router: how uneven the load is, and whether chance explains a silence.
 
 Enters: counts of tokens per expert, and how many experts a token goes to. Leaves: plain numbers. Invariant: figures are
-functions of the counts alone, so that a report, a log and a rule say the same; where counts tell nothing, None.
+functions of the counts alone, so that a report, a log and a rule say the same; where counts tell nothing, None, which
+is NaN in the tensors of `trimtab.moe`: the figures of one name are the same there.
 
 Shapes: E experts, P populations, k experts a token is sent to, T tokens.
 """
@@ -84,16 +85,16 @@ def population_shares(counts: Sequence[int], *, num_populations: int) -> tuple[f
         num_populations: P.
 
     Returns:
-        (P,) shares that sum to 1, the experts of an uneven rest left out; None where no token was routed.
+        (P,) shares that sum to 1; None where no token was routed, or P does not divide E (`trimtab.moe` refuses that).
 
     Example:
         >>> population_shares([3, 1, 2, 2], num_populations=2)
         (0.5, 0.5)
     """
-    size = len(counts) // num_populations if num_populations > 0 else 0
-    total = sum(counts[: size * num_populations])
-    if not total:
+    total = sum(counts)
+    if num_populations < 1 or len(counts) % num_populations or not total:
         return None
+    size = len(counts) // num_populations
     return tuple(sum(counts[place * size : (place + 1) * size]) / total for place in range(num_populations))
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from trimtab.rules.router.figures import finite
 from trimtab.rules.router.per_layer import PerLayer
-from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
+from trimtab.rules.router.signs import Judgement, Seen, Sign, also_in, layers_named, number
 from trimtab.rules.router.trend import Trend
 from trimtab.rules.router.z_course import chooses
 from trimtab.rules.state import read_entries
@@ -53,7 +53,9 @@ class LoadBalanceRising(Judgement):
             before = course.newest
             course.absorb(max(_SMALLEST, balance))
             self._courses.put(layer.name, course)
-            rises = course.rise(RISE) is not None and balance > self._config.load_balance_rising_above
+            rises = (
+                course.rise(RISE, may_accelerate=True) is not None and balance > self._config.load_balance_rising_above
+            )
             if rises or balance > self._config.load_balance_high:
                 figures = {"load_balance": balance, "before": before, "rises": rises}
                 yield Sign(layer=layer.name, topic="balance", figures=figures)
@@ -63,11 +65,11 @@ class LoadBalanceRising(Judgement):
     def tell(self, report: RouterReport, signs: Sequence[Sign]) -> WatchFinding:
         """One finding, with the figure of the layer that is furthest from balance in the sentence."""
         worst = max(signs, key=lambda sign: sign.figures["load_balance"])
-        where = layers_named([worst, *(sign for sign in signs if sign is not worst)])
-        text = f"load balance in {where} is {number(worst.figures['load_balance'])}, divided by k (1 at balance)"
+        others = also_in([worst, *(sign for sign in signs if sign is not worst)])
+        text = f"load balance in {layers_named([worst])} is {number(worst.figures['load_balance'])}, divided by k (1 at balance)"
         if worst.figures["before"] is not None:
             text += f", after {number(worst.figures['before'])} in the report before"
-        return self.finding(report, signs, f"{text}, and rises" if worst.figures["rises"] else text)
+        return self.finding(report, signs, f"{text}{', and rises' if worst.figures['rises'] else ''}{others}")
 
     def state_dict(self) -> dict[str, Any]:
         """The course of each layer."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final, get_args
 
 from trimtab.rules.router.per_layer import MODEL
-from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
+from trimtab.rules.router.signs import Judgement, Seen, Sign, also_in, layers_named, number
 from trimtab.rules.router.z_course import ZCourses, hidden_factor, is_known
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, is_finite, read_entries
@@ -84,9 +84,9 @@ class ScaleChanged(Judgement):
         if signs[0].topic == "change":
             return self.finding(report, signs, f"the router z {first['change']}", severity="notice")
         text = (
-            f"router z in {layers_named(signs)} is {number(first['ratio'])} times the squared mean of logsumexp "
+            f"router z in {layers_named(signs[:1])} is {number(first['ratio'])} times the squared mean of logsumexp "
             f"({number(first['z'])} at {number(first['lse'])}), and a mean of squares is never below that: a factor "
-            "is in it, so compare it within this scale only"
+            f"is in it, so compare it within this scale only{also_in(signs)}"
         )
         return self.finding(report, signs, text)
 

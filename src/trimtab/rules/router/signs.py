@@ -35,6 +35,8 @@ class Sign:
         is_over: Whether it is back inside; the rest means nothing then.
         rank: How bad; said again while it stands only under a higher one. Layers of one rank are told together.
         figures: The numbers behind it.
+        is_harmless: Whether a model is none the worse for it as it is.
+        first_step: First step of what shows it, where that is earlier than this report.
     """
 
     layer: str
@@ -42,6 +44,8 @@ class Sign:
     is_over: bool = False
     rank: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
+    is_harmless: bool = False
+    first_step: int | None = None
 
 
 class Seen(NamedTuple):
@@ -62,6 +66,11 @@ class Judgement(ABC):
     """One rule on reports; what it remembers of earlier ones is its state."""
 
     kind: ClassVar[FindingKind]
+
+    @property
+    def name(self) -> str:
+        """Its name in a state."""
+        return self.kind
 
     @abstractmethod
     def look(self, seen: Seen) -> Iterable[Sign]:
@@ -114,6 +123,11 @@ def layers_named(signs: Sequence[Sign]) -> str:
     """The layers of some signs as a sentence has them: `layer a`, `layers a, b and 3 more`."""
     names = [plain(sign.layer[:_MAX_NAME]) for sign in signs]
     return f"{'layer' if len(names) == 1 else 'layers'} {listed(names, most=_MAX_NAMES)}"
+
+
+def also_in(signs: Sequence[Sign]) -> str:
+    """The layers but the first, whose figures a sentence has: `, and likewise in layer b`; nothing where it is alone."""
+    return f", and likewise in {layers_named(signs[1:])}" if len(signs) > 1 else ""
 
 
 def number(value: float | None) -> str:

@@ -28,8 +28,8 @@ NUM_CHANGES: Final = 16
 """Changes from one report to the next that the noise is taken from; nothing is known of it before half as many."""
 
 NOISE: Final = 6.0
-"""Standard deviations of a change that four reports rise by, whatever the factor asked for: at a noise of 10 % a
-report, 72 of 100 runs of 14 layers and 200 reports would rise by 1.5 somewhere, and with this 8 do."""
+"""Standard deviations of a change that four reports rise by, whatever the factor asked for: with 14 layers and hundreds
+of reports, four values that rise by chance are no rarity."""
 
 STILL_THERE: Final = 0.9
 """Part of a window's last value under which the newest one has come back, whatever the window says."""
@@ -90,12 +90,14 @@ class Trend:
             value = middle(sorted(waiting))
             waiting.clear()
 
-    def rise(self, factor: float, *, longest: int | None = None) -> Rise | None:
+    def rise(self, factor: float, *, longest: int | None = None, may_accelerate: bool = False) -> Rise | None:
         """The shortest window that rises by this factor; None where none does.
 
         Args:
             factor: Last value of the window over its first one.
             longest: Reports of the longest window looked at; None: all.
+            may_accelerate: Whether noise is what was before the window: a rise that gets steeper is then no noise of
+                its own, and a noise that begins with it is not known.
         """
         for place, level in enumerate(self._levels):
             num_reports = WINDOW ** (place + 1)
@@ -104,7 +106,7 @@ class Trend:
             rises = all(after >= before * LEAST_RISE for before, after in pairwise(level))
             if not rises or level[-1] < factor * level[0] or self._levels[0][-1] < STILL_THERE * level[-1]:
                 continue
-            if place or level[-1] >= self._beyond_noise() * level[0]:
+            if place or level[-1] >= self._beyond_noise(may_accelerate=may_accelerate) * level[0]:
                 return Rise(level[0], level[-1], num_reports)
         return None
 
@@ -113,14 +115,13 @@ class Trend:
         window = self._levels[0]
         return len(window) == WINDOW and window[-1] <= window[0]
 
-    def _beyond_noise(self) -> float:
+    def _beyond_noise(self, *, may_accelerate: bool) -> float:
         """Factor that noise alone does not reach over a window, steady growth being none."""
-        if len(self._changes) < NUM_CHANGES // 2:
+        changes = self._changes[: 1 - WINDOW] if may_accelerate else self._changes
+        if len(changes) < NUM_CHANGES // 2:
             return 1.0
-        usual = middle(sorted(self._changes))
-        return math.exp(
-            min(_MAX_EXPONENT, NOISE * MAD_TO_SIGMA * middle(sorted(abs(x - usual) for x in self._changes)))
-        )
+        usual = middle(sorted(changes))
+        return math.exp(min(_MAX_EXPONENT, NOISE * MAD_TO_SIGMA * middle(sorted(abs(x - usual) for x in changes))))
 
     def state_dict(self) -> dict[str, Any]:
         """What is held, as plain lists."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from trimtab.rules.router.condition import condition_of
 from trimtab.rules.router.logits_growing import is_sharpening
 from trimtab.rules.router.per_layer import MODEL
-from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
+from trimtab.rules.router.signs import Judgement, Seen, Sign, also_in, layers_named, number
 from trimtab.rules.router.z_course import ZPoint
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.watched import FindingKind, RouterReport, WatchFinding, ZScale
@@ -27,6 +27,10 @@ STILL_FALLING: Final = 1.5
 
 HOT_RISE: Final = 1.2
 """Factor over four reports by which a hot z rises; less than growth elsewhere, for it is out of line already."""
+
+FELL: Final = 300.0
+"""Factor under the highest z behind it at which a z whose factor is not known has fallen. The healthy band, 5 to 150,
+spans 30, and from a hot 1,000 into it is 200; the run that died fell by 3,600."""
 
 BACK_ABOVE: Final = 2.0
 """Times the lower bound: a z there is back."""
@@ -59,22 +63,26 @@ class ZBand(Judgement):
             yield Sign(layer=point.layer, topic="nonfinite", is_over=True)
             if point.is_absolute:
                 yield from self._against_band(point, point.z, step=seen.report.step)
+            else:
+                yield from self._by_course(point, point.z)
 
     def tell(self, report: RouterReport, signs: Sequence[Sign]) -> WatchFinding:
         """One finding, with the figures of its first layer in the sentence."""
         first, topic = signs[0], signs[0].topic
-        where = "" if first.layer == MODEL else f" in {layers_named(signs)}"
         if topic == "nonfinite":
+            where = "" if first.layer == MODEL else f" in {layers_named(signs)}"
             text = f"router logits{where} are not finite"
             return self.finding(report, signs, text, severity="critical", marks_unhealthy=True)
 
-        text = f"router z{where} {_course(first.figures)}"
+        where = "" if first.layer == MODEL else f" in {layers_named(signs[:1])}"
+        course = _fall(first.figures) if topic == "fell" else _course(first.figures)
+        text = f"router z{where} {course}{also_in(signs)}"
         if topic == "high":
             return self.finding(report, signs, f"{text}, and it rises")
         if first.rank == _HELD:
             text += ", while the router chooses and its load is balanced: a z-loss may hold it there"
             return self.finding(report, signs, text, severity="notice")
-        text += "; whether the router is uniform or one-hot its entropies tell, z does not"
+        text += "; whether it is uniform or one-hot its entropies tell, z does not"
         return self.finding(report, signs, text, marks_unhealthy=first.rank == _FALLEN)
 
     def _judged(self, zs: Sequence[ZPoint]) -> list[ZPoint]:
@@ -95,7 +103,8 @@ class ZBand(Judgement):
             figures |= {"step_before": point.before[0], "z_before": point.before[1]}
 
         if z < low:
-            yield Sign(layer=point.layer, topic="low", rank=self._weight(point, z, low=low), figures=figures)
+            rank = self._weight(point, z, low=low)
+            yield Sign(layer=point.layer, topic="low", rank=rank, figures=figures, is_harmless=rank == _HELD)
         elif z >= BACK_ABOVE * low:
             yield Sign(layer=point.layer, topic="low", is_over=True)
 
@@ -104,6 +113,18 @@ class ZBand(Judgement):
             yield Sign(layer=point.layer, topic="high", figures=figures)
         elif z <= BACK_BELOW * high:
             yield Sign(layer=point.layer, topic="high", is_over=True)
+
+    def _by_course(self, point: ZPoint, z: float) -> Iterable[Sign]:
+        """Signs of a z whose factor nobody knows: by how far it fell."""
+        highest = point.highest
+        if highest is None:
+            return
+        if highest >= FELL * z:
+            rank = self._weight(point, z, low=0.0)
+            figures = {"z": z, "z_scale": point.scale, "highest": highest}
+            yield Sign(layer=point.layer, topic="fell", rank=rank, figures=figures, is_harmless=rank == _HELD)
+        elif highest * BACK_ABOVE <= FELL * z:
+            yield Sign(layer=point.layer, topic="fell", is_over=True)
 
     def _weight(self, point: ZPoint, z: float, *, low: float) -> int:
         """How much a low z weighs: held there over a router that works, low, or fallen."""
@@ -116,6 +137,12 @@ class ZBand(Judgement):
             return _HELD
         has_fallen = point.highest is not None and point.highest >= max(low, FALL * z)
         return _FALLEN if has_fallen else _LOW
+
+
+def _fall(figures: dict[str, Any]) -> str:
+    z, highest = figures["z"], figures["highest"]
+    by = f", to 1/{number(highest / z)}" if z else ""
+    return f"fell from {number(highest)} to {number(z)}{by}; its factor is not known, so its course is judged"
 
 
 def _course(figures: dict[str, Any]) -> str:

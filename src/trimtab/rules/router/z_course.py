@@ -120,9 +120,9 @@ class ZCourses:
         return ZPoint(
             layer=name,
             scale=scale,
-            z=freed,
+            z=_exact(freed),
             is_absolute=is_known(report.z_factor) and not any(hidden_factor(layer, report) for layer in of),
-            before=None if before is None else (course.step, before),
+            before=None if before is None else (course.step, _exact(before) or 0.0),
             highest=highest,
             uniform=_uniform(of, scale=scale),
             course=course.trend,
@@ -161,7 +161,7 @@ def hidden_factor(layer: LayerFigures, report: RouterReport) -> float | None:
 def _zs(report: RouterReport) -> dict[str, float | None]:
     """Each z that a report has: of its layers, or of the model where no layer has one."""
     found = {layer.name: _z_of(layer) for layer in report.layers if chooses(layer) and _z_of(layer) is not None}
-    return found or ({} if report.z is None else {MODEL: report.z})
+    return found or ({} if _is_no_square(report.z) else {MODEL: report.z})
 
 
 def chooses(layer: LayerFigures) -> bool:
@@ -174,14 +174,23 @@ def _z_of(layer: LayerFigures) -> float | None:
     """A layer's z; not finite where its logits are not, though z itself is not known."""
     if layer.z is None and layer.lse is not None and not math.isfinite(layer.lse):
         return math.nan
-    # Below 0 no mean of squares is; minus infinity is what is not finite, as any other.
-    return None if layer.z is not None and -math.inf < layer.z < 0 else layer.z
+    return None if _is_no_square(layer.z) else layer.z
+
+
+def _is_no_square(z: float | None) -> bool:
+    """Whether it is not known, or below 0 as no mean of squares is; minus infinity is what is not finite, as any."""
+    return z is None or -math.inf < z < 0
 
 
 def _free(z: float, factor: float) -> float:
     """A finite z without its factor, positive, so that a ratio to it exists."""
     freed = z / factor if is_known(factor) else z
     return max(SMALLEST, freed) if math.isfinite(freed) else z
+
+
+def _exact(z: float | None) -> float | None:
+    """What a z is where it is no ratio that is asked for."""
+    return 0.0 if z == SMALLEST else z
 
 
 def _uniform(layers: tuple[LayerFigures, ...], *, scale: ZScale) -> float | None:

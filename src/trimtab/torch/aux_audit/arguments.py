@@ -12,10 +12,12 @@ from typing import Any, get_args
 from torch import nn
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import whole_number
 from trimtab.text import listed, plain
 from trimtab.torch.aux_audit.forms import OverLayers
 from trimtab.torch.module_names import module_inside
 from trimtab.torch.router.families import Router
+from trimtab.torch.router.inputs import checked_top_k
 from trimtab.torch.router.losses import Convention
 from trimtab.torch.sharding import is_shard
 
@@ -44,7 +46,7 @@ def trained_parameters(
 def top_k_of(routers: Sequence[Router], given: int | None) -> int:
     """Experts a token is sent to, of a load balance: as given, or as all routers say."""
     if given is not None:
-        return given
+        return checked_top_k(given)
     found = {router.top_k for router in routers}
     top_k = found.pop() if len(found) == 1 else None
     if top_k is None:
@@ -74,8 +76,7 @@ def refuse_odd(
         raise UsageError(
             f"weights does not name {listed(unknown)}: state what it is meant to weigh, 0 where it is off."
         )
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
-        raise UsageError(f"accumulation is {accumulation!r}, expected a whole number of micro-batches, 1 or more.")
+    whole_number(accumulation, name="accumulation", least=1, expected="a whole number of micro-batches, 1 or more.")
     for name, found, known in (
         ("convention", convention, get_args(Convention)),
         ("over_layers", over_layers, get_args(OverLayers)),

@@ -21,14 +21,17 @@ from torch import nn
 from trimtab.errors import UsageError
 from trimtab.rules.aux.factors import Sizes
 from trimtab.rules.aux.values import AuxAudit, TermWeight
-from trimtab.rules.aux.weights import constant_terms, judge_weights
+from trimtab.rules.aux.weights import Rest, constant_terms, judge_weights
 from trimtab.text import plain
 from trimtab.torch.aux_audit.arguments import refuse_odd, top_k_of, trained_parameters
-from trimtab.torch.aux_audit.choice import Fitted, best_form, of_logits
+from trimtab.torch.aux_audit.calls import Reading
+from trimtab.torch.aux_audit.choice import best_form, best_reading, of_logits
+from trimtab.torch.aux_audit.fitted import HARDLY, Fitted
 from trimtab.torch.aux_audit.forms import LOAD_BALANCE, Definitions, OverLayers, Z
 from trimtab.torch.aux_audit.measure import Losses, Made, Measuring, Seen
 from trimtab.torch.aux_audit.model import unchanged
-from trimtab.torch.router.families import Routers, find_routers, named_routers
+from trimtab.torch.aux_audit.notes import notes_of
+from trimtab.torch.router.families import Router, Routers, find_routers, named_routers
 from trimtab.torch.router.losses import Convention
 
 Term = Callable[[Any], torch.Tensor]
@@ -59,11 +62,17 @@ def audit_aux_weights(
     The gradient of the loss is a sum: c x gradient of ce + weight x gradient of each term + a rest. The terms'
     gradients are those of Trimtab's own definitions on the routers' logits, so a factor anywhere in the loop's code
     shows in the weight. Weights are fitted by least squares over the routers' parameters, with c free in each
-    micro-batch: once for the loss at accumulation 1, and once for the same rows at `accumulation`.
+    micro-batch: once for the loss at accumulation 1, and once for the same rows at `accumulation`. A weight is known
+    where the part of the gradient that nothing explains leaves at most a tenth of it open.
 
-    No step is made and nothing is changed: gradients, buffers, modes and random numbers are as before, bit for bit;
-    code in `losses` that counts or logs by itself goes on counting. It waits for the device. Memory: the graph of one
-    forward of a micro-batch, and a gradient of the routers' parameters for each term.
+    A factor on the whole loss (loss scaling, a sum over tokens) is in no weight; a term that ce holds is counted with
+    what is beside it; and of routers that are called more than once in a loss those calls are taken that explain its
+    gradient. Each is said in the notes.
+
+    No step is made and nothing is changed: gradients, buffers, modes and random numbers are as before, bit for bit, and
+    no `RouterWatch` counts what is called; code in `losses` that counts or logs by itself goes on counting. It waits
+    for the device. Memory: the graph of one forward of a micro-batch, and a gradient of the routers' parameters and of
+    their logits for each term.
 
     Args:
         model: The model. Of DDP the wrapper or what is in it; gradients are not reduced, and a wrapper's forward is
@@ -88,15 +97,15 @@ def audit_aux_weights(
         logged: What the loop logs for a window of all `micro_batches`, by the term's name.
 
     Returns:
-        The weights as found, findings, and what could not be known.
+        The weights as found, findings, and notes: what could not be known, and what the weights go by.
 
     Raises:
-        UsageError: An argument makes no sense; the loss gives something else, is not finite or has no gradient; no
-            router is heard; a parameter is sharded.
+        UsageError: An argument makes no sense; the loss gives something else, calls backward, is not finite or has no
+            gradient; no router is heard; a parameter is sharded.
 
     Example:
         audit = moe.audit_aux_weights(model, losses=losses, micro_batches=batches, weights={"z": 1e-4})
-        assert audit.is_sound, audit.findings
+        assert audit.is_sound, audit.findings or audit.notes
     """
     refuse_odd(
         micro_batches=micro_batches,
@@ -108,8 +117,9 @@ def audit_aux_weights(
     )
     heard = find_routers(model) if routers is None else named_routers(model, routers, top_k=top_k)
     own = [name for name in weights if name in (Z, LOAD_BALANCE) and name not in (terms or {})]
+    is_k_known = top_k is not None or LOAD_BALANCE in own
     definitions = Definitions(
-        top_k=top_k_of(heard, top_k) if LOAD_BALANCE in own else top_k, convention=convention, over_layers=over_layers
+        top_k=top_k_of(heard, top_k) if is_k_known else None, convention=convention, over_layers=over_layers
     )
     made = {name: of_logits(definitions.stated(name)) if name in own else _of_loop(name, terms) for name in weights}
     with unchanged(model) as drawn:
@@ -120,17 +130,22 @@ def audit_aux_weights(
             routers=heard,
             needs_logits=bool(own),
             parameters=trained_parameters(model, parameters, routers=heard),
+            all_parameters=list(model.parameters()),
+            top_k=definitions.top_k if definitions.top_k is not None else _one_top_k(heard),
             drawn=drawn,
         )
-        fitted = Fitted.of([measuring.measure(batch, made) for batch in micro_batches], terms=range(len(weights)))
+        fitted, measuring = best_reading(measuring, micro_batches, made, weights=weights)
         if own:
-            fitted = best_form(fitted, measuring, micro_batches, made, own=own, definitions=definitions)
+            fitted = best_form(
+                fitted, measuring, micro_batches, made, weights=weights, own=own, definitions=definitions
+            )
     return _judged(
         fitted,
         weights=weights,
         sizes=_sizes(fitted, weights, own=own, accumulation=accumulation, definitions=definitions),
         logged=logged or {},
         is_logged={*own, *(terms or ())},
+        reading=measuring.reading,
     )
 
 
@@ -141,6 +156,7 @@ def _judged(
     sizes: Mapping[str, Sizes],
     logged: Mapping[str, float],
     is_logged: set[str],
+    reading: Reading,
 ) -> AuxAudit:
     once, window = fitted.once, fitted.window
     terms = []
@@ -151,22 +167,29 @@ def _judged(
                 name=name,
                 stated=float(weights[name]),
                 found=once.weights[place],
-                bound=once.bounds[place],
+                bound=fitted.bound(once, place),
+                noticed=once.noticed[place],
                 accumulated=window.weights[place],
-                accumulated_bound=window.bounds[place],
+                accumulated_bound=fitted.bound(window, place),
                 value=fitted.mean(fitted.terms[place]),
                 logged=math.fsum(given) / len(given) if given else None,
                 logged_window=logged.get(name),
                 other_form=fitted.other.get(name, ""),
+                in_ce=fitted.held.get(place, (0.0, 0.0))[0],
                 sizes=sizes[name],
             )
         )
     constant = _constant(fitted, terms)
+    rest: Rest = "" if not fitted.has_rest else "precision" if fitted.is_rough else "form"
     return judge_weights(
         [replace(term, is_constant=term.name in constant) for term in terms],
         ce=_mean(once.ce),
         ce_accumulated=_mean(window.ce),
         total_equals_ce=once.beside_ce <= _CE_ALONE * once.size,
+        rest=rest,
+        rest_share=once.rest_share,
+        is_ce_in=fitted.ce is None or abs(fitted.ce) > HARDLY,
+        notes=notes_of(fitted, terms, reading=reading),
     )
 
 
@@ -174,15 +197,14 @@ def _constant(fitted: Fitted, terms: Sequence[TermWeight]) -> frozenset[str]:
     """The terms that are in the loss's value and not in its gradient."""
     if any(of_ce is None for of_ce in fitted.once.ce):
         return frozenset()
-    rests = [one.total - (of_ce or 0.0) * one.ce for one, of_ce in zip(fitted.measured, fitted.once.ce, strict=True)]
-    rest = math.fsum(rests) / len(rests)
-    absent = {}
-    for place, term in enumerate(terms):
-        value, found = term.value or 0.0, term.found or 0.0
-        rest -= found * value
-        if term.is_absent or fitted.has_no_gradient(place):
-            absent[term.name] = term.stated * value
-    return constant_terms(rest, absent)
+    absent = {
+        term.name: term.stated * (term.value or 0.0)
+        for place, term in enumerate(terms)
+        if term.is_absent or fitted.has_no_gradient(place)
+    }
+    rest = fitted.rest_of_value()
+    # Where ce alone has a factor, what is left of the value was divided by it and should not have been.
+    return constant_terms(rest, absent) or constant_terms(rest * _mean_of(fitted.factors), absent)
 
 
 def _sizes(
@@ -222,6 +244,15 @@ def _of_loop(name: str, terms: Mapping[str, Term] | None) -> Made:
     return made
 
 
+def _one_top_k(routers: Sequence[Router]) -> int | None:
+    found = {router.top_k for router in routers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return _mean_of(known) if known else None

@@ -1,72 +1,52 @@
-"""Which form of each term a loss has: the stated one, or another that explains its gradient far better.
+"""Which form of each term a loss has, and of which calls of its routers, by what explains its gradient far better.
 
-Enters: what was measured of each micro-batch. Leaves: a `Fitted`. Invariant: a form other than the stated one is taken
+Enters: how micro-batches are measured. Leaves: a `Fitted`. Invariant: a form other than the stated one is taken
 only where the stated ones leave much of the gradient unexplained and it leaves little.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
-from trimtab.rules.aux.projection import Fit, project
+from trimtab.errors import UsageError
+from trimtab.torch.aux_audit.calls import READINGS
+from trimtab.torch.aux_audit.fitted import Fitted
 from trimtab.torch.aux_audit.forms import Definitions, Form
-from trimtab.torch.aux_audit.measure import CE_AT, FIRST_TERM_AT, TOTAL_AT, WINDOW_AT, Made, Measured, Measuring
-
-_REST: Final = 0.01
-"""Share, of squares, of what is not ce that the stated forms may leave unexplained before others are tried. Rounding in
-float32 left 1e-4 at most, on tiny models."""
-
-_ROUNDING: Final = 1e-6
-"""Share of a whole gradient that may be rounding, in which no form is looked for: ten times that of float32."""
+from trimtab.torch.aux_audit.measure import Made, Measuring
 
 _FAR_BETTER: Final = 0.1
 """Share of the rest, of squares, that another form may leave to be taken for what the loss has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """The forms that an audit goes by, and what was fitted with them.
+def best_reading(
+    measuring: Measuring, micro_batches: Sequence[Any], made: Mapping[str, Made], *, weights: Mapping[str, float]
+) -> tuple[Fitted, Measuring]:
+    """What was measured, and with which calls of routers that were called more than once.
 
-    Attributes:
-        measured: Numbers of each micro-batch.
-        terms: At which place of a micro-batch's terms each stated one is.
-        once: The loss at accumulation 1.
-        window: The loss of a whole window.
-        other: By the name of a term, the form that it has in place of the stated one, in words.
+    Args:
+        measuring: Measures with the first call.
+        micro_batches: Of the audit.
+        made: The terms, by name.
+        weights: What they are to weigh, in the same order.
     """
 
-    measured: Sequence[Measured]
-    terms: Sequence[int]
-    once: Fit
-    window: Fit
-    other: Mapping[str, str]
+    def fitted(by: Measuring) -> Fitted:
+        measured = [by.measure(batch, made) for batch in micro_batches]
+        return Fitted.of(measured, terms=range(len(made)), stated=list(weights.values()))
 
-    @classmethod
-    def of(
-        cls, measured: Sequence[Measured], *, terms: Sequence[int], other: Mapping[str, str] | None = None
-    ) -> Fitted:
-        """Fits the loss, at accumulation 1 and of a window, by the terms at these places."""
-        grams = [one.gram for one in measured]
-        places = [FIRST_TERM_AT + place for place in terms]
-        return cls(
-            measured=measured,
-            terms=terms,
-            once=project(grams, target=TOTAL_AT, ce=CE_AT, terms=places),
-            window=project(grams, target=WINDOW_AT, ce=CE_AT, terms=places),
-            other=other or {},
-        )
-
-    def has_no_gradient(self, term: int) -> bool:
-        """Whether the form of a term is a constant."""
-        place = FIRST_TERM_AT + self.terms[term]
-        return all(one.gram[place][place] == 0.0 for one in self.measured)
-
-    def mean(self, place: int) -> float:
-        """A term's value as the mean over micro-batches."""
-        return math.fsum(one.values[place] for one in self.measured) / len(self.measured)
+    first = fitted(measuring)
+    if first.num_calls < 2 or not first.has_rest:
+        return first, measuring
+    tried = [(first, measuring)]
+    for reading in READINGS[1:]:
+        other = replace(measuring, reading=reading)
+        try:
+            tried.append((fitted(other), other))
+        except UsageError:
+            continue  # the mask is of other tokens, so they are not read this way
+    return min(tried, key=lambda one: one[0].once.unexplained)
 
 
 def best_form(
@@ -75,6 +55,7 @@ def best_form(
     micro_batches: Sequence[Any],
     made: Mapping[str, Made],
     *,
+    weights: Mapping[str, float],
     own: Sequence[str],
     definitions: Definitions,
 ) -> Fitted:
@@ -85,12 +66,12 @@ def best_form(
         measuring: Measures again, with the other forms beside them.
         micro_batches: The same.
         made: The stated forms, by name.
+        weights: What they are to weigh, in the same order.
         own: The terms that have a definition here, and other forms.
         definitions: Of those.
     """
     # Where a stated term cannot be told from another, what it weighs is part of the rest, and no form explains it.
-    once = stated.once
-    if once.rest_share <= _REST or once.unexplained <= _ROUNDING * once.size or None in once.weights:
+    if not stated.has_rest or None in stated.once.weights:
         return stated
     num_layers = stated.measured[0].num_layers or 1
     tried: dict[str, Made] = dict(made)
@@ -105,10 +86,12 @@ def best_form(
     best = stated
     for name, words, place in choices:
         terms = [place if other == name else at for at, other in enumerate(names)]
-        chosen = Fitted.of(measured, terms=terms, other={name: words})
+        chosen = Fitted.of(measured, terms=terms, stated=list(weights.values()), other={name: words})
         if chosen.once.unexplained < best.once.unexplained:
             best = chosen
-    return best if best.once.unexplained**2 <= _FAR_BETTER * stated.once.unexplained**2 else stated
+    # Of low precision a rest is left by the right form too.
+    explains = best.is_rough or not best.has_rest
+    return best if explains and best.once.unexplained**2 <= _FAR_BETTER * stated.once.unexplained**2 else stated
 
 
 def of_logits(form: Form) -> Made:

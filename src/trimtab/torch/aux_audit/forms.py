@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import torch
 
-from trimtab.torch.router.inputs import layers_of
+from trimtab.torch.router.inputs import Layer, layers_of
 from trimtab.torch.router.losses import Convention, load_balancing_loss, router_z_loss
 
 OverLayers = Literal["sum", "mean"]
@@ -64,6 +64,7 @@ class Definitions:
             forms["that of the last layer alone"] = lambda logits, mask: stated(logits[-1:], mask)
         if name == Z:
             forms["(mean of logsumexp)^2 instead of the mean of logsumexp^2"] = self._squared_mean
+            forms["z of probabilities, where it is of logits"] = lambda logits, mask: stated(_shares(logits), mask)
             return forms
         if num_layers > 1 and self.convention == "hf":
             forms["a load balance of each layer, not pooled over layers"] = self._per_layer
@@ -72,6 +73,10 @@ class Definitions:
         # P is the mean of the full softmax; of the chosen experts alone it is too small, and balances otherwise.
         forms["a load balance whose P is made of the chosen experts alone, not of the full softmax"] = self._chosen_only
         forms["a load balance whose P is renormalised over the chosen experts"] = self._renormalised
+        # As DeepSeek-V3's, whose router is a sigmoid.
+        forms["a load balance whose P is made of sigmoids"] = self._of_sigmoids
+        forms["a load balance whose f is the softmax's mean, not the share of choices"] = self._soft
+        forms["a load balance of each sequence, the mean over them"] = self._per_sequence
         return forms
 
     def _per_layer(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
@@ -93,20 +98,55 @@ class Definitions:
     def _renormalised(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
         return self._by_chosen(logits, mask, renormalised=True)
 
+    def _of_sigmoids(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        def share(scores: torch.Tensor) -> torch.Tensor:
+            open_ = scores.sigmoid()
+            return open_ / open_.sum(-1, keepdim=True)
+
+        layers = layers_of(list(logits), mask=mask)
+        return self._over(torch.stack([self._value(layer, share(layer.logits)) for layer in layers]))
+
+    def _soft(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        layers = layers_of(list(logits), mask=mask)
+        means = [layer.mean(layer.logits.softmax(-1)) for layer in layers]
+        return self._over(torch.stack([mean.square().sum() * mean.shape[0] for mean in means]))
+
+    def _per_sequence(self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        if any(layer.dim() != 3 for layer in logits) or (mask is not None and mask.dim() != 2):
+            return logits[0].new_zeros(())  # sequences are not told apart
+        masks = [None] * logits[0].shape[0] if mask is None else list(mask)
+        values = [
+            self._per_layer([layer[place] for layer in logits], real)
+            for place, real in enumerate(masks)
+            if real is None or bool(real.any())
+        ]
+        return torch.stack(values).mean()
+
     def _by_chosen(
         self, logits: Sequence[torch.Tensor], mask: torch.Tensor | None, *, renormalised: bool
     ) -> torch.Tensor:
-        assert self.top_k is not None
         values = []
         for layer in layers_of(list(logits), mask=mask):
             full = layer.logits.softmax(-1)
-            chosen = torch.zeros_like(full).scatter(-1, full.detach().topk(self.top_k, dim=-1).indices, 1.0)
-            part = full * chosen
+            part = full * self._chosen(layer)
             if renormalised:
                 part = part / part.sum(-1, keepdim=True)
-            divisor = 1 if self.convention == "hf" else self.top_k
-            values.append((layer.mean(chosen) * layer.mean(part)).sum() * (full.shape[1] / divisor))
+            values.append(self._value(layer, part))
         return self._over(torch.stack(values))
+
+    def _chosen(self, layer: Layer) -> torch.Tensor:
+        assert self.top_k is not None
+        best = layer.logits.detach().topk(self.top_k, dim=-1).indices
+        return torch.zeros_like(layer.logits).scatter(-1, best, 1.0)
+
+    def _value(self, layer: Layer, part: torch.Tensor) -> torch.Tensor:
+        assert self.top_k is not None
+        divisor = 1 if self.convention == "hf" else self.top_k
+        return (layer.mean(self._chosen(layer)) * layer.mean(part)).sum() * (part.shape[1] / divisor)
 
     def _over(self, values_L: torch.Tensor) -> torch.Tensor:  # noqa: N803 - L is a shape letter
         return values_L.sum() if self.over_layers == "sum" else values_L.mean()
+
+
+def _shares(logits: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [layer.softmax(-1) for layer in logits]

@@ -14,9 +14,12 @@ from typing import Any, Final
 import torch
 
 from trimtab.errors import UsageError
+from trimtab.rules.aux.held import Outside
 from trimtab.rules.aux.projection import Gram
 from trimtab.text import listed, plain
+from trimtab.torch.aux_audit.calls import Reading, layers_read
 from trimtab.torch.aux_audit.grams import dot_products, gradient
+from trimtab.torch.aux_audit.held import parts_outside
 from trimtab.torch.aux_audit.model import Listening
 from trimtab.torch.rng import CheckedRng
 from trimtab.torch.router.families import Router
@@ -64,6 +67,9 @@ class Measured:
         ce: Value of ce.
         values: Of each term.
         given: Numbers that the loop's loss gave, by name.
+        outside: Parts of the gradients by the logits, of ce and of each term, that ce itself has none of.
+        is_rough: Whether gradients are of half precision, or of products that a GPU rounds so.
+        num_calls: How often the router that was called most was called; 0 where nobody listened.
         num_layers: L; None where no logits are needed.
         num_experts: E; None likewise, and where layers differ.
     """
@@ -73,6 +79,9 @@ class Measured:
     ce: float
     values: tuple[float, ...]
     given: Mapping[str, float]
+    outside: tuple[Outside, ...]
+    is_rough: bool
+    num_calls: int
     num_layers: int | None
     num_experts: int | None
 
@@ -88,7 +97,10 @@ class Measuring:
         routers: Whom to listen to; none where no term is made of logits.
         needs_logits: Whether one is.
         parameters: By which gradients are taken.
+        all_parameters: The model's, none of which has a gradient before `losses` is called.
+        top_k: k; None where it is not known.
         drawn: What generators are put back to before each forward.
+        reading: What is taken of routers that are called more than once.
     """
 
     losses: Losses
@@ -97,7 +109,10 @@ class Measuring:
     routers: Sequence[Router]
     needs_logits: bool
     parameters: Sequence[torch.Tensor]
+    all_parameters: Sequence[torch.Tensor]
+    top_k: int | None
     drawn: CheckedRng
+    reading: Reading = "first"
 
     def measure(self, batch: Any, terms: Mapping[str, Made]) -> Measured:
         """Two forwards, and a gradient of each value.
@@ -115,7 +130,7 @@ class Measuring:
         with listening.to(self.routers if self.needs_logits else ()):
             given = self._given(batch, 1)
         total, ce = _scalar(given, TOTAL), _scalar(given, CE)
-        logits = self._logits(given, listening.heard) if self.needs_logits else []
+        logits = self._logits(given, listening) if self.needs_logits else []
         seen = Seen(batch=batch, given=given, logits=logits, mask=self.mask(batch) if self.mask is not None else None)
         values = {name: _scalar({name: made(seen)}, name) for name, made in terms.items()}
         if not total.requires_grad:
@@ -130,8 +145,10 @@ class Measuring:
                 "losses calls? Pass the model of the loop, or parameters= that the loss trains; with activation "
                 "checkpointing pass use_reentrant=False to it."
             )
-        gradients = [of_total, window, gradient(ce, self.parameters, name=CE)]
-        gradients += [gradient(value, self.parameters, name=name) for name, value in values.items()]
+        by = [*self.parameters, *logits]
+        apart = [gradient(value, by, name=name) for name, value in ((CE, ce), *values.items())]
+        gradients = [of_total, window, *(one[: len(self.parameters)] for one in apart)]
+        by_logits = [one[len(self.parameters) :] for one in apart]
         experts = {layer.shape[-1] for layer in logits}
         return Measured(
             gram=_finite(dot_products(gradients)),
@@ -139,6 +156,9 @@ class Measuring:
             ce=float(ce.detach()),
             values=tuple(float(value.detach()) for value in values.values()),
             given={name: number for name, value in given.items() if (number := _number(value)) is not None},
+            outside=parts_outside(by_logits, logits, top_k=self.top_k) if logits else (),
+            is_rough=any(_is_rough(values) for values in (*self.all_parameters, *logits)),
+            num_calls=max(map(len, listening.heard.values()), default=0),
             num_layers=len(logits) or None,
             num_experts=experts.pop() if len(experts) == 1 else None,
         )
@@ -146,6 +166,11 @@ class Measuring:
     def _given(self, batch: Any, accumulation: int) -> Mapping[str, Any]:
         self.drawn.restore()
         given = self.losses(batch, accumulation)
+        if any(parameter.grad is not None for parameter in self.all_parameters):
+            raise UsageError(
+                "losses called backward: it must give tensors of one forward, before any backward, for gradients are "
+                "taken here, term by term. The model's gradients are as they were."
+            )
         if not isinstance(given, Mapping) or TOTAL not in given or CE not in given:
             found = f"a mapping of {listed(map(repr, given))}" if isinstance(given, Mapping) and given else type(given)
             raise UsageError(
@@ -154,13 +179,20 @@ class Measuring:
             )
         return given
 
-    def _logits(self, given: Mapping[str, Any], heard: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        own = given.get(ROUTER_LOGITS)
+    def _logits(self, given: Mapping[str, Any], listening: Listening) -> list[torch.Tensor]:
+        own, heard = given.get(ROUTER_LOGITS), listening.heard
         if own is not None:
             logits = {f"{ROUTER_LOGITS}[{place}]": layer for place, layer in enumerate(own)}
         else:
             # In the order of the model, whatever the order of the calls.
-            logits = {router.name: heard[router.name] for router in self.routers if router.name in heard}
+            calls = {router.name: heard[router.name] for router in self.routers if router.name in heard}
+            logits = layers_read(calls, reading=self.reading)
+            if listening.unread:
+                name, why = next(iter(listening.unread.items()))
+                raise UsageError(
+                    f"The router {plain(name)} cannot be read: {why}. Pass routers= that can, or have losses give the "
+                    'logits of all of them as "router_logits".'
+                )
         if not logits:
             raise UsageError(
                 "No router gave logits while losses ran: pass routers= (the modules), have losses give their logits as "
@@ -194,6 +226,12 @@ def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value.detach()) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_rough(values: torch.Tensor) -> bool:
+    if values.is_cuda and torch.get_float32_matmul_precision() != "highest":
+        return True
+    return values.is_floating_point() and torch.finfo(values.dtype).bits < 32
 
 
 def _finite(gram: list[list[float]]) -> list[list[float]]:

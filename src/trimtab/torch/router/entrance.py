@@ -25,12 +25,12 @@ class Entered(NamedTuple):
     Attributes:
         num_tokens: B * T, padding included; None where no argument says it.
         mask: (B * T,) bool, which are real; None: all, or nobody knows.
-        unread_mask: The shape of an attention mask that is none of (B, T).
+        unread_mask: What an attention mask is that is none of (B, T); None: there is no such one.
     """
 
     num_tokens: int | None
     mask: torch.Tensor | None
-    unread_mask: tuple[int, ...] | None
+    unread_mask: str | None
 
 
 def argument_names(model: nn.Module) -> tuple[str, ...]:
@@ -58,9 +58,17 @@ def entered(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, 
     if mask is None or places is None:
         return Entered(None if places is None else places.numel(), None, None)
     if not isinstance(mask, torch.Tensor) or mask.shape != places or mask.is_floating_point():
-        shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ()
-        return Entered(None, None, shape)
+        return Entered(None, None, _kind_of(mask))
     return Entered(places.numel(), mask.detach().flatten() != 0, None)
+
+
+def _kind_of(mask: Any) -> str:
+    """What a mask is, the same of each micro-batch."""
+    if not isinstance(mask, torch.Tensor):
+        return f"a {type(mask).__name__}"
+    if mask.dim() != 2 or mask.is_floating_point():
+        return f"a tensor of {mask.dim()} dimensions and {mask.dtype}"
+    return "of other tokens than went in"
 
 
 def _places(tensor: torch.Tensor) -> torch.Size | None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from trimtab.errors import UsageError
-from trimtab.torch.router.inputs import Layer, Logits, in_one, is_list, layers_of, refuse_no_top_k
+from trimtab.torch.router.inputs import Layer, Logits, in_one, is_list, layers_of, top_k_of_layers
 
 
 def expert_counts(logits: Logits, *, top_k: int, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -42,7 +42,7 @@ def expert_counts(logits: Logits, *, top_k: int, mask: torch.Tensor | None = Non
         [1, 1, 2]
     """
     layers = layers_of(logits, mask=mask)
-    refuse_no_top_k(top_k, layers=layers)
+    top_k = top_k_of_layers(top_k, layers=layers)
     refuse_unlike_experts(layers, remedy="Call it for each layer by itself.")
     counts = [layer_counts(layer, top_k=top_k) for layer in layers]
     return in_one(counts) if is_list(logits) else counts[0]
@@ -70,7 +70,7 @@ def max_vio(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
         counts: (E,) or (L, E), tokens of each expert.
 
     Returns:
-        0-d or (L,) float32, from 0 to E - 1; NaN where there is no token.
+        0-d or (L,) float32, from 0 to E / k - 1 where a token goes to k; NaN (None in a report) without any token.
 
     Raises:
         UsageError: The counts have another shape or dtype.
@@ -80,7 +80,7 @@ def max_vio(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
         3.0
     """
     load = _load(counts)
-    return load.amax(-1) / load.mean(-1) - 1.0
+    return (load.amax(-1) / load.mean(-1) - 1.0).float()
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def load_entropy(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
         counts: (E,) or (L, E), tokens of each expert.
 
     Returns:
-        0-d or (L,) float32; NaN where there is no token.
+        0-d or (L,) float32; NaN (None in a report) where there is no token.
 
     Raises:
         UsageError: The counts have another shape or dtype.
@@ -102,7 +102,7 @@ def load_entropy(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
     """
     load = _load(counts)
     entropy: torch.Tensor = torch.special.entr(load / load.sum(-1, keepdim=True)).sum(-1)
-    return entropy
+    return entropy.float()
 
 
 @torch.no_grad()
@@ -144,4 +144,5 @@ def _load(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
             f"counts has shape {tuple(load.shape)} and dtype {load.dtype}, expected (E,) or (L, E) numbers of tokens, "
             "as expert_counts gives them."
         )
-    return load.float()
+    # float32 counts to 2**24 alone; Apple's GPUs have nothing wider.
+    return load.float() if load.device.type == "mps" else load.double()

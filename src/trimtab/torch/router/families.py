@@ -1,7 +1,8 @@
 """Where the routers of a model are and what each of them gives back, known by the names of classes.
 
-Enters: a model, or what a user says its routers are. Leaves: a `Router` each, in the order of the model. Invariant:
-nothing is imported to know a class (a name is compared), and what is not known to give logits is not taken.
+Enters: a model, or what a user says its routers are. Leaves: a `Router` each, in the order of the model, which reads
+what that gives back and knows where its experts' weights lie. Invariant: nothing is imported to know a class (a name is
+compared), and what is not known to give logits is not taken.
 
 Seen in transformers 5.24: 71 router classes of its models give (logits, weights, indices), Mixtral, Qwen2-MoE,
 Qwen3-MoE, OLMoE, DeepSeek-V2 and V3, GPT-OSS and GLM-4-MoE among them; `Llama4Router` gives (scores, logits),
@@ -13,13 +14,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import nn
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import whole_number
 from trimtab.text import listed, plain
 from trimtab.torch.module_names import bare_name, module_inside
+from trimtab.torch.router.inputs import checked_top_k, wrong_indices, wrong_logits
+from trimtab.torch.sharding import is_shard
 
 Routers = Iterable[nn.Module] | Mapping[str, nn.Module]
 """Modules, or modules by name, whose output is logits (..., E) or a tuple that begins with them."""
@@ -41,6 +46,18 @@ _FEWEST_OUTPUTS: Final = 3
 """In 4.x some classes of the same names give (scores, indices): no logits."""
 
 
+class Read(NamedTuple):
+    """What a router gave back.
+
+    Attributes:
+        logits: (..., E) floating point, before softmax, with their graph.
+        indices: The chosen experts, k for each token; None: it does not say them.
+    """
+
+    logits: torch.Tensor
+    indices: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
     """One router of a model, and how its output is read.
@@ -52,6 +69,7 @@ class Router:
         num_experts: E; None: as many as its logits have columns.
         logits_at: At which place of a tuple its logits are.
         fewest_outputs: A shorter tuple than this is not what it is taken for.
+        gives_logits_alone: Whether nothing that it gives says which experts were chosen.
         experts: The experts beside it, where they are found.
     """
 
@@ -61,7 +79,38 @@ class Router:
     num_experts: int | None = None
     logits_at: int = 0
     fewest_outputs: int = 1
+    gives_logits_alone: bool = False
     experts: nn.Module | None = None
+
+    def read(self, output: Any) -> Read | str:
+        """Logits and chosen experts of one call; where there are none why, as what is said of "it".
+
+        Args:
+            output: What its module returned. Raises nothing, whatever it is, and waits for nothing.
+        """
+        logits, indices = output, None
+        if isinstance(output, tuple | list):
+            fewest = max(self.fewest_outputs, self.logits_at + 1)
+            if len(output) < fewest:
+                return f"it gave {len(output)} values, expected {fewest} or more, logits among them"
+            logits = output[self.logits_at]
+            indices = next((other for other in output if _is_integer(other)), None)
+        wrong = wrong_logits(logits)
+        if wrong is None and indices is not None:
+            wrong = wrong_indices(indices, logits=logits)
+        if wrong is not None:
+            return f"it gave {wrong}"
+        if is_shard(logits):
+            return "its logits lie on several ranks"
+        if logits.shape[-1] < 2:
+            return "it gave logits of 1 expert, where there is nothing to choose"
+        return Read(logits, indices)
+
+    def expert_weights(self) -> list[torch.Tensor]:
+        """(E, ...) each, as they are now; none where the experts are not found or lie in other tensors."""
+        if self.experts is None:
+            return []
+        return [part for part in self.experts.parameters(recurse=False) if part.dim() == 3]
 
 
 def find_routers(model: nn.Module) -> tuple[Router, ...]:
@@ -103,7 +152,7 @@ def named_routers(
         top_k: Experts a token is sent to, of routers that do not say it by an attribute `top_k`.
 
     Raises:
-        UsageError: Something else than modules was given, one twice, or a Linear whose `top_k` nobody says.
+        UsageError: Something else than modules was given or one twice; `top_k` is no number of a router's experts.
     """
     inside = module_inside(model)
     given = routers(inside) if callable(routers) and not isinstance(routers, nn.Module) else routers
@@ -141,16 +190,34 @@ def _told(name: str, module: nn.Module, *, owner: nn.Module | None, top_k: int |
         known = _known(name, module, owner=owner)
         if known is not None:
             return known
-    k = _number(module, "top_k") or top_k
-    num_experts = _number(module, "num_experts")
-    if isinstance(module, nn.Linear):
-        num_experts = module.out_features
-        if k is None:
-            raise UsageError(
-                f"The router {plain(name)!r} is a Linear and has no attribute top_k, so nobody says how many experts a "
-                "token is sent to: pass top_k=."
-            )
-    return Router(name=name, module=module, top_k=k, num_experts=num_experts, experts=_experts_of(owner))
+    last = _last_linear(module)
+    num_experts = last.out_features if last is not None else _number(module, "num_experts")
+    k = _number(module, "top_k") or (None if top_k is None else checked_top_k(top_k, num_experts=num_experts))
+    return Router(
+        name=name,
+        module=module,
+        top_k=k,
+        num_experts=num_experts,
+        gives_logits_alone=last is not None,
+        experts=_experts_of(owner),
+    )
+
+
+def refuse_unknown_top_k(routers: Iterable[Router]) -> None:
+    """Refuses, with `UsageError`, routers of which is known already that nobody says how many experts they choose."""
+    unknown = [plain(router.name) for router in routers if router.gives_logits_alone and router.top_k is None]
+    if unknown:
+        raise UsageError(
+            f"{listed(unknown, most=3)} gives logits alone and has no attribute top_k, so nobody says how many experts "
+            "a token is sent to: pass top_k=."
+        )
+
+
+def _last_linear(module: nn.Module) -> nn.Linear | None:
+    """The Linear whose output is that of a module: itself, or the end of a Sequential."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[-1]
+    return module if isinstance(module, nn.Linear) else None
 
 
 def _known(name: str, module: nn.Module, *, owner: nn.Module | None) -> Router | None:
@@ -179,5 +246,11 @@ def _experts_of(owner: nn.Module | None) -> nn.Module | None:
 
 
 def _number(module: nn.Module | None, name: str) -> int | None:
-    value = getattr(module, name, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    try:
+        return whole_number(getattr(module, name, None), name=name, least=1, expected="a number of experts.")
+    except UsageError:
+        return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from trimtab.errors import UsageError
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.router.expert_load import layer_counts, refuse_unlike_experts
-from trimtab.torch.router.inputs import Logits, in_one, is_list, layers_of, refuse_no_top_k
+from trimtab.torch.router.inputs import Logits, in_one, is_list, layers_of, top_k_of_layers
 from trimtab.torch.router.window_load import Load, WindowLoad, whole_batch
 
 Convention = Literal["switch", "olmo", "megatron", "hf"]
@@ -108,11 +108,13 @@ def load_balancing_loss(
         1.0
     """
     layers = layers_of(logits, mask=mask)
-    refuse_no_top_k(top_k, layers=layers)
+    top_k = top_k_of_layers(top_k, layers=layers)
     scale = balanced_value(convention, top_k=top_k) / top_k
     if not global_batch and (process_group is not None or window is not None):
         name = "process_group" if process_group is not None else "window"
         raise UsageError(f"{name} goes with global_batch=True, which sums the load over it; pass both or neither.")
+    if window is not None and not isinstance(window, WindowLoad):
+        raise UsageError(f"window is a {type(window).__name__}: expected a trimtab.moe.WindowLoad, one a window.")
     if convention == "hf":
         refuse_unlike_experts(layers, remedy='convention="hf" pools layers; the others give each layer its own value.')
     loads = []
@@ -120,7 +122,7 @@ def load_balancing_loss(
         prob_sums = layer.kept(layer.logits.softmax(-1)).sum(0)
         loads.append(Load(layer_counts(layer, top_k=top_k), layer.num_tokens, prob_sums, layer.num_tokens))
     if global_batch:
-        loads = whole_batch(loads, ranks=Ranks.of(process_group), window=window)
+        loads = whole_batch(loads, top_k=top_k, ranks=Ranks.of(process_group), window=window)
     if convention == "hf":
         loads = [_pooled(loads)]
     # A product of elements, for under autocast one of matrices would be made in half precision.

@@ -3,20 +3,21 @@
 Enters: sums of every layer on this rank's devices. Leaves: a `RouterReport`. Invariant: one tensor is summed over the
 ranks and one copied to the host; starting it waits for nobody but, on the CPU, the other ranks.
 
-Shapes: L layers, E experts, W ranks.
+Shapes: L layers, E experts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trimtab.text import listed, plain
 from trimtab.torch.ranks import Ranks
+from trimtab.torch.router.notes import Notes, about
 from trimtab.torch.router.sums import NUM_FIGURES
 from trimtab.torch.transfer import InFlight, to_host
 from trimtab.watched import LayerFigures, RouterReport
@@ -28,17 +29,43 @@ class LayerPlace(NamedTuple):
     Attributes:
         name: Its name.
         num_experts: E.
-        top_k: Experts a token is sent to; None where nobody says it.
     """
 
     name: str
     num_experts: int
-    top_k: int | None
 
     @property
     def width(self) -> int:
         """Numbers of it: its sums, P, and the counts with one place before and one behind."""
         return NUM_FIGURES + 2 * self.num_experts + 2
+
+
+class Taken(NamedTuple):
+    """What a rank has heard since its last report.
+
+    Attributes:
+        sums: By name of a layer: its sums and counts, float64; a layer that nothing was seen of is not in it.
+        num_tokens: Tokens that went in by calls without a mask.
+        num_real_tokens: The real ones of calls with one, 0-d int64 on the device; None: there was no such call.
+        are_all: Whether these are all tokens.
+        has_lost: Whether something that was to be counted is in no sum.
+    """
+
+    sums: Mapping[str, torch.Tensor]
+    num_tokens: int
+    num_real_tokens: torch.Tensor | None
+    are_all: bool
+    has_lost: bool
+
+
+_NUM_TAIL: Final = 3
+"""Numbers of a rank that are no layer's: its tokens, whether these are not all, whether something was lost."""
+
+_STEPS_DIFFER: Final = (
+    "the ranks collected at different steps, so that this report is of other steps on each: call it at the same steps "
+    "on every rank"
+)
+_LOST_ELSEWHERE: Final = "on one rank or more, what some calls gave could not be summed: it is in no figure"
 
 
 class RouterReading:
@@ -64,44 +91,44 @@ class RouterReading:
         """The report; waits until its numbers have arrived."""
         numbers = np.asarray(self._copy)
         begun = self._report
-        num_layers, num_ranks = len(self._places), begun.num_ranks
         end = sum(place.width for place in self._places)
         segments = np.split(numbers[:end], np.cumsum([place.width for place in self._places])[:-1])
-        peaks = numbers[end : end + num_layers * num_ranks].reshape(num_ranks, num_layers)
-        cosines = numbers[end + num_layers * num_ranks :][:num_layers]
-        num_tokens, num_unknown = numbers[-2:]
+        cosines = numbers[end : end + len(self._places)]
+        num_tokens, num_unknown, num_lost = numbers[end + len(self._places) :][:_NUM_TAIL]
+        steps = numbers[end + len(self._places) + _NUM_TAIL :]
 
-        layers, unseen, notes = [], [], list(begun.notes)
+        layers, unseen, notes = [], [], Notes()
         for i, place in enumerate(self._places):
             if segments[i][NUM_FIGURES - 1] == 0:
-                unseen.append(plain(place.name))
+                unseen.append(place.name)
                 continue
-            layers.append(_figures(place, segments[i], peak=peaks[:, i].max(), cosine=cosines[i]))
-            strangers = round(float(segments[i][NUM_FIGURES + place.num_experts] + segments[i][-1]))
-            if strangers:
-                notes.append(
-                    f"{plain(place.name)} chose an expert {strangers:,} times that is none of its {place.num_experts}: "
-                    "not counted"
-                )
+            layers.append(_figures(place, segments[i], cosine=cosines[i]))
+            if _num_strangers(place, segments[i]):
+                notes.add(f"it chose experts that are none of its {place.num_experts}: not counted", layer=place.name)
+        told = [*begun.notes, *notes.taken()]
         if unseen:
-            notes.append(f"{listed(unseen, most=3)} saw no token in these steps")
+            told.append(about(unseen, "no token was seen in these steps"))
+        if num_lost and begun.num_ranks > 1:
+            told.append(_LOST_ELSEWHERE)
+        if steps.min() != steps.max():
+            told.append(_STEPS_DIFFER)
         return RouterReport(
             step=begun.step,
             first_step=begun.first_step,
             layers=tuple(layers),
             num_populations=begun.num_populations,
             expected_tokens=None if num_unknown else round(float(num_tokens)),
-            num_ranks=num_ranks,
-            notes=tuple(notes),
+            num_ranks=begun.num_ranks,
+            notes=tuple(told),
         )
 
 
 def packed(
     places: Sequence[LayerPlace],
-    sums: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    taken: Taken,
     cosines: Mapping[str, torch.Tensor],
-    tokens: tuple[int, torch.Tensor | None, bool],
     *,
+    step: int,
     ranks: Ranks,
     device: torch.device,
 ) -> torch.Tensor | InFlight:
@@ -109,18 +136,36 @@ def packed(
 
     Args:
         places: The layers, the same on every rank.
-        sums: By name: a layer's sums and counts, float64, and its largest absolute logit; a layer that this rank saw
-            nothing of is not in it.
+        taken: What this rank has heard.
         cosines: By name, 0-d; on the first rank only.
-        tokens: As `RouterTap.taken_tokens` gives them.
+        step: At which it collects.
         ranks: Over which is summed.
         device: Where the numbers are put together.
 
     Returns:
-        Float64: the layers one after another; the largest absolute logits (W, L), each rank's in a row of its own, so
-        that a sum keeps them; (L,) cosines; the tokens; and how many ranks do not know theirs.
+        Float64: the layers one after another; (L,) cosines; the tokens; how many ranks do not know theirs, and how many
+        have lost some; and (W,) the steps, each rank's in a place of its own, so that a sum keeps them.
     """
+    try:
+        own = _numbers(places, taken, cosines, step=step, ranks=ranks, device=device)
+    except Exception:  # noqa: BLE001 - the other ranks are in the sum already, and take no other number of numbers
+        width, num_layers = sum(place.width for place in places), len(places)
+        own = torch.zeros(width + num_layers + _NUM_TAIL + ranks.world_size, dtype=torch.float64)
+        own[width : width + num_layers] = math.nan if ranks.rank == 0 else 0.0
+        own[width + num_layers + 1 : width + num_layers + _NUM_TAIL] = 1.0
+        own[width + num_layers + _NUM_TAIL + ranks.rank] = step
+    return to_host(ranks.summed(own))
 
+
+def _numbers(
+    places: Sequence[LayerPlace],
+    taken: Taken,
+    cosines: Mapping[str, torch.Tensor],
+    *,
+    step: int,
+    ranks: Ranks,
+    device: torch.device,
+) -> torch.Tensor:
     def filled(size: int, value: float = 0.0) -> torch.Tensor:
         # A fill and not a copy, which would wait for the device.
         return torch.full((size,), value, dtype=torch.float64, device=device)
@@ -128,39 +173,46 @@ def packed(
     def there(value: torch.Tensor) -> torch.Tensor:
         return value.detach().to(device, torch.float64, non_blocking=True).reshape(-1)
 
-    nothing = filled(1)
-    parts = [there(sums[place.name][0]) if place.name in sums else filled(place.width) for place in places]
-    own = [there(sums[place.name][1]) if place.name in sums else nothing for place in places]
-    others_before, others_after = ranks.rank * len(places), (ranks.world_size - ranks.rank - 1) * len(places)
-    parts += [filled(others_before), *own, filled(others_after)]
+    def of_layer(place: LayerPlace) -> torch.Tensor:
+        own = taken.sums.get(place.name)
+        # Of another width where ranks have other numbers of experts.
+        return filled(place.width) if own is None or own.shape[0] != place.width else there(own)
+
+    parts = [of_layer(place) for place in places]
     # Weights are the same on every rank: the first one tells of them.
-    unknown = filled(1, float("nan")) if ranks.rank == 0 else nothing
+    unknown = filled(1, math.nan) if ranks.rank == 0 else filled(1)
     parts += [there(cosines[place.name]) if place.name in cosines else unknown for place in places]
-    num_tokens, num_real_tokens, are_all = tokens
-    known = filled(1, num_tokens)
-    parts.append(known if num_real_tokens is None else known + there(num_real_tokens))
-    parts.append(filled(1, not are_all))
-    return to_host(ranks.summed(torch.cat(parts)))
+    known = filled(1, taken.num_tokens)
+    parts.append(known if taken.num_real_tokens is None else known + there(taken.num_real_tokens))
+    parts += [filled(1, not taken.are_all), filled(1, taken.has_lost)]
+    parts += [filled(ranks.rank), filled(1, step), filled(ranks.world_size - ranks.rank - 1)]
+    return torch.cat(parts)
 
 
-def _figures(place: LayerPlace, segment: NDArray[np.float64], *, peak: float, cosine: float) -> LayerFigures:
-    z, lse, entropy, spread, tokens = (float(value) for value in segment[:NUM_FIGURES])
+def _num_strangers(place: LayerPlace, segment: NDArray[np.float64]) -> float:
+    """Choices of what is none of the experts."""
+    return float(segment[NUM_FIGURES + place.num_experts] + segment[-1])
+
+
+def _figures(place: LayerPlace, segment: NDArray[np.float64], *, cosine: float) -> LayerFigures:
+    z, lse, entropy, spread, squared, tokens = (float(value) for value in segment[:NUM_FIGURES])
     mean_p = segment[NUM_FIGURES : NUM_FIGURES + place.num_experts] / tokens
     counts = segment[NUM_FIGURES + place.num_experts + 1 : -1]
-    load_balance = None
-    if place.top_k is not None:
-        load_balance = float(place.num_experts * (counts / tokens * mean_p).sum() / place.top_k)
+    # A token's k is not on its way, its sums are: it was the same for all tokens where it has no variance.
+    num_choices = float(counts.sum()) + _num_strangers(place, segment)
+    mean_k = num_choices / tokens
+    is_one = math.isclose(squared / tokens, mean_k * mean_k, rel_tol=1e-6)
+    load_balance = float(place.num_experts * (counts / num_choices * mean_p).sum()) if num_choices else None
     return LayerFigures(
         name=place.name,
         num_experts=place.num_experts,
-        top_k=place.top_k,
+        top_k=round(mean_k) if num_choices and is_one else None,
         num_tokens=round(tokens),
         z=z / tokens,
         lse=lse / tokens,
         load_balance=load_balance,
-        counts=None if place.top_k is None else tuple(round(float(count)) for count in counts),
+        counts=tuple(round(float(count)) for count in counts) if num_choices else None,
         token_entropy=entropy / tokens,
         spread=spread / tokens,
-        max_logit=float(peak),
         population_cosine=None if np.isnan(cosine) else float(cosine),
     )

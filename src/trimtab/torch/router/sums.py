@@ -6,6 +6,9 @@ are whole numbers whatever the logits are; a NaN at a real token makes the layer
 
     z = lse^2, lse = logsumexp(x), entropy = -sum_i p_i ln p_i, spread = max_i x_i - min_i x_i, p = softmax(x)
 
+A router may forbid an expert by -inf, which is then no part of a spread. Of k the square is summed too: k differed
+between tokens where its variance is not 0.
+
 All of a token's figures come of one pass over its logits in float32, the experts before the tokens: on a CPU a
 reduction over the last dimension, of some eight experts, takes ten times as long.
 
@@ -19,11 +22,11 @@ from typing import Final
 
 import torch
 
-NUM_FIGURES: Final = 5
-"""Sums before those of P: z, lse, entropy, spread, tokens."""
+NUM_FIGURES: Final = 6
+"""Sums before those of P: z, lse, entropy, spread, k squared, tokens."""
 
 _LEAST_DIFFERENCE: Final = -1e30
-"""In place of -inf: exp gives 0 of both, and 0 times it is 0 and not NaN. A router may forbid an expert by -inf."""
+"""In place of -inf: exp gives 0 of both, and 0 times it is 0 and not NaN."""
 
 
 class LayerSums:
@@ -44,7 +47,6 @@ class LayerSums:
         # One place before the experts and one behind them, for what is none of them: an index out of range would end
         # the process on a GPU.
         self._counts = torch.zeros(0, num_experts + 2, dtype=torch.int64, device=device)
-        self._peaks = torch.zeros(0, dtype=self._wide, device=device)
         self._one = torch.ones((), dtype=torch.int64, device=device)
         self._places: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -53,10 +55,8 @@ class LayerSums:
         row = self._sums.shape[0]
         self._sums = torch.cat([self._sums, self._sums.new_zeros(1, self._sums.shape[1])])
         self._counts = torch.cat([self._counts, self._counts.new_zeros(1, self._counts.shape[1])])
-        self._peaks = torch.cat([self._peaks, self._peaks.new_zeros(1)])
         return row
 
-    @torch.no_grad()
     def add(
         self,
         rows: tuple[int, ...],
@@ -70,7 +70,7 @@ class LayerSums:
 
         Args:
             rows: (L,) whose they are, no two the same.
-            logits: L of (T, E), one dtype; before softmax.
+            logits: L of (T, E), one dtype, without a graph; before softmax.
             indices: L of (T, k), the experts chosen; None: the top_k largest logits.
             top_k: Experts a token is sent to; None, without indices: nothing is counted.
             mask: (T,) bool, which tokens are real; None: all.
@@ -78,38 +78,40 @@ class LayerSums:
         x = torch.stack([layer.T for layer in logits]).float()
         # Before the figures and not behind them: NaN times 0 is NaN.
         x = x if mask is None else x.masked_fill_(~mask, 0.0)
-        high, low = x.amax(1), x.amin(1)
+        high = x.amax(1)
         below = x.sub_(high[:, None]).clamp_(min=_LEAST_DIFFERENCE)
         p = below.exp()
+        spread = -below.masked_fill_(below <= _LEAST_DIFFERENCE, 0.0).amin(1)  # p is 0 there: the entropy is as before
         total = p.sum(1)
         log_total = total.log()
         lse = high + log_total
         entropy = log_total - below.mul_(p).sum(1) / total
         p /= total[:, None]
-        figures = torch.stack([lse * lse, lse, entropy, high - low, torch.ones_like(lse)], 1)
+        choices = (top_k or 0) if indices is None else indices[0].shape[1]
+        squared = torch.full_like(lse, float(choices * choices))
+        figures = torch.stack([lse * lse, lse, entropy, spread, squared, torch.ones_like(lse)], 1)
         if mask is not None:
             real = mask.to(p.dtype)
             figures *= real
             p *= real
         added = torch.cat([figures.sum(2), p.sum(2)], 1).to(self._wide)
-        peaks = torch.maximum(high, -low).amax(1).to(self._wide)
 
         where, offsets = self._places_of(rows)
         self._sums.index_add_(0, where, added)
-        self._peaks[where] = torch.maximum(self._peaks[where], peaks)
         self._count(logits, indices=indices, top_k=top_k, mask=mask, offsets=offsets)
 
-    def taken(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sums (R, 5 + E) and counts (R, E + 2), in one float64 each, and the largest absolute logits (R,); all
-        begin again at 0. They are new tensors on the device, or on the CPU where it has no float64.
+    def taken(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums (R, 6 + E) and counts (R, E + 2), in float64; both begin again at 0.
+
+        They are new tensors on the device, or on the CPU where it has no float64.
         """
-        own = (self._sums, self._counts, self._peaks)
-        given = tuple(
+        own = (self._sums, self._counts)
+        sums, counts = (
             (part.cpu() if self._wide == torch.float32 else part).to(torch.float64, copy=True) for part in own
         )
         for part in own:
             part.zero_()
-        return given[0], given[1], given[2]
+        return sums, counts
 
     def _count(
         self,

@@ -11,22 +11,38 @@ Shapes: L layers, T tokens, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from trimtab.errors import UsageError
+from trimtab.rules.scalar import whole_number
 from trimtab.rules.watch_config import WatchConfig
-from trimtab.text import listed, plain
+from trimtab.text import plain
 from trimtab.torch.module_names import module_inside
-from trimtab.torch.ranks import Ranks
-from trimtab.torch.router.families import Routers, find_routers, named_routers, unread_routers
-from trimtab.torch.router.populations import Weights, population_cosine
+from trimtab.torch.router.agreement import LayerAgreement
+from trimtab.torch.router.cosines import ExpertsOf, PopulationCosines
+from trimtab.torch.router.families import (
+    Read,
+    Routers,
+    find_routers,
+    named_routers,
+    refuse_unknown_top_k,
+    unread_routers,
+)
+from trimtab.torch.router.inputs import (
+    checked_populations,
+    checked_top_k,
+    refuse_no_mask,
+    refuse_other_tokens,
+    wrong_indices,
+    wrong_logits,
+)
+from trimtab.torch.router.notes import about
 from trimtab.torch.router.reading import LayerPlace, RouterReading, packed
 from trimtab.torch.router.tap import RouterTap
-from trimtab.torch.sharding import is_shard
 from trimtab.watched import RouterReport
 
 
@@ -57,7 +73,7 @@ class RouterWatch:
         routers: Callable[[nn.Module], Routers] | Routers | None = None,
         num_populations: int = 1,
         top_k: int | None = None,
-        experts: Callable[[nn.Module], Iterable[Weights]] | None = None,
+        experts: ExpertsOf | None = None,
         config: WatchConfig | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -71,7 +87,8 @@ class RouterWatch:
                 is logits (..., E) before softmax, or a tuple with the logits first and, somewhere behind them, an
                 integer tensor of the k chosen experts of each token. None: those of a Hugging Face model are found.
             num_populations: P, which divides every E.
-            top_k: k, of routers that neither have an attribute `top_k` nor return what they chose.
+            top_k: k, of routers that neither have an attribute `top_k` nor return what they chose. Where nobody says
+                it, nothing is counted, and the first report is warned of.
             experts: A function of the (bare) model that gives the experts' weights of each router, in the order of the
                 routers: (E, ...) tensors, one or several a router. None: the 3-d weights of a module `experts` beside
                 the router, where there is one. They are looked at where `num_populations` is above 1.
@@ -79,17 +96,13 @@ class RouterWatch:
             process_group: The ranks that train on different rows; None: all of them.
 
         Raises:
-            UsageError: No router was found or one makes no sense; P does not divide an E.
+            UsageError: No router was found or one makes no sense; nobody says k of one that gives logits alone; P does
+                not divide an E.
         """
-        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-            raise UsageError(f"top_k must be a whole number from 1 on, found {top_k!r}.")
-        if isinstance(num_populations, bool) or not isinstance(num_populations, int) or num_populations < 1:
-            raise UsageError(f"num_populations must be a whole number from 1 on, found {num_populations!r}.")
         self.config = WatchConfig() if config is None else config
-        self.num_populations = num_populations
-        self._ranks = Ranks.of(process_group)
-        self._process_group = process_group
-        self._top_k = top_k
+        self.num_populations = checked_populations(num_populations)
+        self._top_k = None if top_k is None else checked_top_k(top_k)
+        self._agreement = LayerAgreement(process_group)
         unread: tuple[str, ...] = ()
         if routers is None:
             found = find_routers(model)
@@ -97,25 +110,16 @@ class RouterWatch:
             if not found:
                 raise UsageError(_none_found(model, unread))
         else:
-            found = named_routers(model, routers, top_k=top_k)
+            found = named_routers(model, routers, top_k=self._top_k)
+            refuse_unknown_top_k(found)
         for router in found:
-            if router.num_experts is not None and router.num_experts % num_populations:
-                raise UsageError(
-                    f"num_populations={num_populations} does not divide the {router.num_experts} experts of "
-                    f"{plain(router.name)!r}: each population has as many as any other."
-                )
+            if router.num_experts is not None:
+                checked_populations(num_populations, num_experts=router.num_experts, of=f" of {plain(router.name)!r}")
         self._tap = RouterTap(model, found)
         self._notes = unread
-        self._model = module_inside(model)
-        self._routers = found
-        self._experts = experts
-        for name, parts in self._weights().items():
-            if any(part.shape[0] % num_populations for part in parts):
-                raise UsageError(
-                    f"num_populations={num_populations} does not divide the experts of {plain(name)!r}, whose weights "
-                    f"have shapes {listed([str(tuple(part.shape)) for part in parts])}: pass (experts, ...)."
-                )
-        self._agreed: tuple[LayerPlace, ...] | None = None
+        self._cosines = PopulationCosines(
+            module_inside(model), found, experts=experts, num_populations=self.num_populations
+        )
         self._last_step = 0
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -146,24 +150,19 @@ class RouterWatch:
                 f"tap(layer={plain(layer)!r}) has no indices and RouterWatch no top_k, so nobody says how many experts "
                 "a token is sent to: pass one of them."
             )
-        if not torch.is_floating_point(logits) or logits.dim() < 2:
-            raise UsageError(
-                f"tap(layer={plain(layer)!r}) was given logits of shape {tuple(logits.shape)} and {logits.dtype}, "
-                "expected a floating-point tensor (..., E), the router's output before softmax."
-            )
-        num_tokens = logits.shape[:-1].numel()
-        for name, given in (("mask", mask), ("indices", indices)):
-            if given is None:
-                continue
-            fits = given.numel() == num_tokens if name == "mask" else given.numel() % max(1, num_tokens) == 0
-            if not fits or given.is_floating_point():
-                raise UsageError(
-                    f"tap(layer={plain(layer)!r}) was given a {name} of shape {tuple(given.shape)} and {given.dtype} "
-                    f"for {num_tokens} tokens, expected bool or integers, {'one' if name == 'mask' else 'k'} for each."
-                )
-        real = None if mask is None else mask.detach().flatten() != 0
-        place = self._tap.layers.place_of(layer, top_k=self._top_k)
-        self._tap.hold(place, logits, indices=indices, mask=real)
+        wrong = wrong_logits(logits)
+        if wrong is None and indices is not None:
+            wrong = wrong_indices(indices, logits=logits)
+        if wrong is not None:
+            raise UsageError(f"tap(layer={plain(layer)!r}) was given {wrong}.")
+        if indices is None:
+            checked_top_k(self._top_k, num_experts=logits.shape[-1])
+        real = None
+        if mask is not None:
+            refuse_no_mask(mask)
+            refuse_other_tokens(mask, logits, name="logits")
+            real = mask.detach().flatten() != 0
+        self._tap.hold(self._tap.layers.place_of(layer, top_k=self._top_k), Read(logits, indices), mask=real)
 
     def collect(self, step: int) -> RouterReading:
         """Takes what was seen since the last report, and starts to bring it to the host; does not wait for a device.
@@ -171,32 +170,39 @@ class RouterWatch:
         On several ranks every rank calls it at the same steps: it is one sum over them, and the first time an exchange
         of the layers' names, which waits.
 
+        Whatever fails on this rank, it takes part in the sum, for which the others wait: what was lost is noted.
+
         Args:
             step: The optimizer step (1-based) that has just ended.
+
+        Raises:
+            UsageError: The step is none, or torch.distributed was initialised after the watch was made.
         """
+        step = whole_number(step, name="step", least=1, expected="the optimizer step (1-based) that has just ended.")
         tap = self._tap
-        tap.layers.make_sums()
-        sums = {tap.layers.all[place].name: numbers for place, numbers in tap.layers.taken().items()}
-        own = tuple(
-            LayerPlace(layer.name, layer.sums.num_experts, layer.top_k)
-            for layer in tap.layers.all
-            if layer.sums is not None
-        )
-        notes = [*self._notes, *tap.layers.notes.values()]
-        tap.layers.notes.clear()
-        places = self._agreed_places(own, notes)
-        told = {place.name for place in places}
-        unseen = [plain(layer.name) for layer in tap.layers.all if layer.name not in told and not layer.is_left_out]
+        taken = tap.taken()
+        own = [LayerPlace(layer.name, layer.num_experts) for layer in tap.layers.all if layer.num_experts is not None]
+        places, notes = self._agreement.places(own)
+        notes = [*self._notes, *tap.layers.taken_notes(), *notes]
+        seen = {place.name for place in (*own, *places)}
+        unseen = [layer.name for layer in tap.layers.all if layer.name not in seen and layer.left_out_for is None]
         if unseen:
-            notes.append(f"{listed(unseen, most=3)}: no token was seen so far")
-        cosines = self._cosines(places, notes)
-        device = next((numbers[0].device for numbers in sums.values()), self._device)
-        copy = packed(places, sums, cosines, tap.taken_tokens(), ranks=self._ranks, device=device)
+            notes.append(about(unseen, "no token was seen so far"))
+        ranks = self._agreement.ranks
+        cosines: dict[str, torch.Tensor] = {}
+        if ranks.rank == 0:
+            try:
+                cosines, more = self._cosines.now()
+            except Exception as error:  # noqa: BLE001 - the other ranks wait in the sum below
+                more = [f"no cosine of populations: {type(error).__name__}: {plain(str(error))}"]
+            notes += more
+        device = next((numbers.device for numbers in taken.sums.values()), self._device)
+        copy = packed(places, taken, cosines, step=step, ranks=ranks, device=device)
         begun = RouterReport(
             step=step,
             first_step=min(self._last_step + 1, step),
             num_populations=self.num_populations,
-            num_ranks=self._ranks.world_size,
+            num_ranks=ranks.world_size,
             notes=tuple(notes),
         )
         self._last_step = step
@@ -217,59 +223,6 @@ class RouterWatch:
     def remove(self) -> None:
         """Takes the hooks off; what was seen can still be reported."""
         self._tap.remove()
-
-    def _agreed_places(self, own: tuple[LayerPlace, ...], notes: list[str]) -> tuple[LayerPlace, ...]:
-        if self._ranks.alone:
-            self._ranks.refuse_change(self._process_group, made="RouterWatch")
-            return own
-        if self._agreed is None:
-            every: list[list[tuple[str, int, int | None]] | None] = [None] * self._ranks.world_size
-            dist.all_gather_object(every, [tuple(place) for place in own], group=self._ranks.group)
-            merged: dict[str, LayerPlace] = {}
-            for place in (LayerPlace(*entry) for entries in every for entry in entries or ()):
-                known = merged.setdefault(place.name, place)
-                if known.num_experts == place.num_experts and known.top_k is None:
-                    merged[place.name] = place
-            self._agreed = tuple(merged.values())
-        known_names = {(place.name, place.num_experts) for place in self._agreed}
-        late = [plain(place.name) for place in own if (place.name, place.num_experts) not in known_names]
-        if late:
-            notes.append(
-                f"{listed(late, most=3)} had no call before the first report, in which the ranks agreed on the layers: "
-                "left out"
-            )
-        return self._agreed
-
-    def _cosines(self, places: tuple[LayerPlace, ...], notes: list[str]) -> dict[str, torch.Tensor]:
-        cosines: dict[str, torch.Tensor] = {}
-        if self._ranks.rank != 0:
-            return cosines
-        names = {place.name for place in places}
-        for name, parts in self._weights().items():
-            if any(is_shard(part) for part in parts):
-                notes.append(f"the experts of {plain(name)} lie on several ranks: no cosine of populations")
-            elif name in names and parts:
-                with torch.no_grad():
-                    cosines[name] = population_cosine([parts], num_populations=self.num_populations)[0]
-        return cosines
-
-    def _weights(self) -> Mapping[str, list[torch.Tensor]]:
-        """The experts' weights by router, looked up anew: fully_shard puts others in their place."""
-        if self.num_populations == 1:
-            return {}
-        if self._experts is None:
-            return {
-                router.name: [part for part in router.experts.parameters(recurse=False) if part.dim() == 3]
-                for router in self._routers
-                if router.experts is not None
-            }
-        given = [[layer] if isinstance(layer, torch.Tensor) else list(layer) for layer in self._experts(self._model)]
-        if len(given) != len(self._routers):
-            raise UsageError(
-                f"experts gave the weights of {len(given)} layers, and there are {len(self._routers)} routers: give "
-                "those of each router, in the order of the routers."
-            )
-        return {router.name: parts for router, parts in zip(self._routers, given, strict=True)}
 
 
 def _none_found(model: nn.Module, unread: tuple[str, ...]) -> str:

@@ -25,7 +25,7 @@ from trimtab.errors import UsageError
 from trimtab.torch.backward import backward_at_hand
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.router.expert_load import layer_counts
-from trimtab.torch.router.inputs import Logits, layers_of, refuse_no_top_k
+from trimtab.torch.router.inputs import Logits, layers_of, top_k_of_layers
 
 
 class Load(NamedTuple):
@@ -60,7 +60,8 @@ class WindowLoad:
     their gradients is its gradient, however the tokens are spread over them.
 
     One for all layers where they are handed over as one list; one for each where each layer calls by itself. What is
-    computed again in a backward (activation checkpointing) is not counted again. It holds 2 numbers an expert and layer
+    computed again in a backward (activation checkpointing) is not counted again, and what has no gradients (an
+    evaluation) is not counted: its loss is that of the window so far and itself. It holds 2 numbers an expert and layer
     and nothing of a graph, belongs to no checkpoint (windows end before a save), and stays outside of `torch.compile`.
 
     Example:
@@ -75,8 +76,12 @@ class WindowLoad:
     def __init__(self) -> None:
         """Begins with an empty window."""
         self._sums: list[torch.Tensor] = []
+        self._forget()
+
+    def _forget(self) -> None:
         self._num_micros = self._num_taken = 0
-        self._is_ahead = self._is_summed = False
+        self._is_ahead = self._is_summed = self._was_without_gradients = False
+        self._top_k: int | None = None
 
     @property
     def num_micros(self) -> int:
@@ -95,7 +100,8 @@ class WindowLoad:
             mask: As in `load_balancing_loss`.
 
         Raises:
-            UsageError: A loss of this window was taken already; or a shape, dtype or `top_k` makes no sense.
+            UsageError: A loss of this window was taken already; or a shape, dtype or `top_k` makes no sense, or is
+                another than before.
         """
         if self._num_taken or (self._num_micros and not self._is_ahead):
             raise UsageError(
@@ -103,38 +109,51 @@ class WindowLoad:
                 "its micro-batches first, and call end() after the optimizer step."
             )
         layers = layers_of(logits, mask=mask)
-        refuse_no_top_k(top_k, layers=layers)
+        top_k = top_k_of_layers(top_k, layers=layers)
+        self._refuse_other_top_k(top_k)
         self._is_ahead = True
-        self._add([_counted(layer_counts(layer, top_k=top_k), layer.num_tokens) for layer in layers])
+        self._sums = self._with([_counted(layer_counts(layer, top_k=top_k), layer.num_tokens) for layer in layers])
+        self._num_micros += 1
 
     def end(self) -> None:
         """Forgets the window; call it after each optimizer step."""
         self._sums = []
-        self._num_micros = self._num_taken = 0
-        self._is_ahead = self._is_summed = False
+        self._forget()
 
-    def take(self, sums: Sequence[torch.Tensor], *, ranks: Ranks) -> tuple[list[torch.Tensor], int | None]:
+    def take(self, sums: Sequence[torch.Tensor], *, top_k: int, ranks: Ranks) -> tuple[list[torch.Tensor], int | None]:
         """Takes part in the window with one micro-batch; for `whole_batch`.
 
         Args:
             sums: A layer each, (E + 1,) float64: counts and their tokens, over all ranks.
+            top_k: Experts a token is sent to.
             ranks: Those over which what was counted ahead is summed, the first time.
 
         Returns:
             The window's sums, likewise; and its number of micro-batches where they were counted ahead.
 
         Raises:
-            UsageError: The micro-batch has other layers than those before, or is one too many.
+            UsageError: The micro-batch has other layers or another `top_k` than those before, or is one too many.
         """
-        # Within a backward a forward runs again, whose micro-batch is in the sums.
-        is_again = backward_at_hand() != -1 and self._num_taken > 0
-        if not self._is_ahead and not is_again:
-            self._add(sums)
-        self._refuse_unlike(sums)
-        if not is_again:
+        self._refuse_other_top_k(top_k)
+        is_in_backward = backward_at_hand() != -1
+        # Within a backward a forward runs again, whose micro-batch is in the sums; but for that of a reentrant
+        # checkpoint, which had no gradients when it ran first, and could not be told from an evaluation.
+        is_again = is_in_backward and self._num_taken > 0 and not self._was_without_gradients
+        is_counted = not is_again and (is_in_backward or torch.is_grad_enabled())
+        if not is_in_backward:
+            self._was_without_gradients = not is_counted
+        if is_counted:
             self._num_taken += 1
         if not self._is_ahead:
-            return self._sums, None
+            if is_again:
+                self._refuse_unlike(sums)
+                return self._sums, None
+            with_it = self._with(sums)
+            if is_counted:
+                self._sums = with_it
+                self._num_micros += 1
+            return with_it, None
+        self._refuse_unlike(sums)
         if self._num_taken > self._num_micros:
             raise UsageError(
                 f"{self._num_taken} losses were taken in a window of which {self._num_micros} micro-batches were "
@@ -145,13 +164,21 @@ class WindowLoad:
             self._is_summed = True
         return self._sums, self._num_micros
 
-    def _add(self, sums: Sequence[torch.Tensor]) -> None:
-        if self._sums:
-            self._refuse_unlike(sums)
-            self._sums = [total + more.to(total.device) for total, more in zip(self._sums, sums, strict=True)]
-        else:
-            self._sums = [more.to(sums[0].device) for more in sums]
-        self._num_micros += 1
+    def _with(self, sums: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The window's sums and those of one more micro-batch."""
+        if not self._sums:
+            return [more.to(sums[0].device) for more in sums]
+        self._refuse_unlike(sums)
+        return [total + more.to(total.device) for total, more in zip(self._sums, sums, strict=True)]
+
+    def _refuse_other_top_k(self, top_k: int) -> None:
+        if self._top_k is None:
+            self._top_k = top_k
+        elif self._top_k != top_k:
+            raise UsageError(
+                f"A micro-batch has top_k={top_k} and the window so far {self._top_k}: their counts do not add up. "
+                "Change top_k between windows, and call end() after the optimizer step."
+            )
 
     def _refuse_unlike(self, sums: Sequence[torch.Tensor]) -> None:
         found, before = ([layer.shape[0] - 1 for layer in layers] for layers in (sums, self._sums))
@@ -163,11 +190,12 @@ class WindowLoad:
             )
 
 
-def whole_batch(loads: Sequence[Load], *, ranks: Ranks, window: WindowLoad | None) -> list[Load]:
+def whole_batch(loads: Sequence[Load], *, top_k: int, ranks: Ranks, window: WindowLoad | None) -> list[Load]:
     """The load of the whole batch for that of this rank's micro-batch; one collective where not alone.
 
     Args:
         loads: One a layer.
+        top_k: Experts a token is sent to.
         ranks: Those that train on the rest of the batch.
         window: Where the batch is that of an accumulation window.
 
@@ -185,7 +213,7 @@ def whole_batch(loads: Sequence[Load], *, ranks: Ranks, window: WindowLoad | Non
     # float64, in which integers add exactly to 2**53; a NaN of one rank's logits is then every rank's.
     together = _split(ranks.summed(torch.cat(own)), like=own)
     sums = [figures[: load.counts.shape[0] + 1] for figures, load in zip(together, loads, strict=True)]
-    counted, num_micros = (sums, None) if window is None else window.take(sums, ranks=ranks)
+    counted, num_micros = (sums, None) if window is None else window.take(sums, top_k=top_k, ranks=ranks)
     whole = []
     for load, figures, in_window in zip(loads, together, counted, strict=True):
         num_experts, dtype, place = load.counts.shape[0], load.prob_sums.dtype, load.prob_sums.device

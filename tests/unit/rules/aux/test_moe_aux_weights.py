@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.rules.aux.factors import Sizes
-from trimtab.rules.aux.projection import project
+from trimtab.rules.aux.held import Outside, held_in_ce
+from trimtab.rules.aux.projection import project, scaled, without
 from trimtab.rules.aux.values import TermWeight, told
 from trimtab.rules.aux.weights import constant_terms, judge_weight, judge_weights
 
@@ -91,6 +92,43 @@ def test_three_terms_of_which_one_is_the_sum_of_the_others_are_all_unknown():
     )
 
     assert fit.weights == (None, None, None)
+
+
+def test_dot_products_of_sums_are_those_of_the_summed_gradients():
+    [gram] = grams([CE, Z, LBL])
+
+    [expected] = grams([mixed((1.0, CE), (-0.5, Z), (2.0, LBL)), Z, LBL])
+    assert [value for row in without(gram, place=0, parts={1: 0.5, 2: -2.0}) for value in row] == pytest.approx(
+        [value for row in expected for value in row]
+    )
+    [expected] = grams([mixed((3.0, CE)), Z, mixed((3.0, LBL))])
+    assert scaled(gram, factor=3.0, places=(0, 2)) == expected
+
+
+def outside(ce, *terms):
+    [gram] = grams([ce, *terms, [0.0] * len(ce)])
+    return Outside(gram=gram, num_free=1000, whole=100.0)
+
+
+def test_a_term_that_makes_up_what_ce_should_not_have_is_held_in_it():
+    # of the first kind z alone has a part, of the second both
+    kinds = (outside(mixed((0.3, Z)), Z, [0.0] * 4), outside(mixed((0.3, Z), (0.2, LBL)), Z, LBL))
+    held = held_in_ce([kinds], terms=[0, 1])
+
+    assert {place: weight for place, (weight, _) in held.items()} == pytest.approx({0: 0.3, 1: 0.2})
+
+
+NOT_HELD = {
+    "ce has a part of its own": outside(mixed((1.0, Z), (0.4, [1.0, -1.0, 2.0, 0.0])), Z, LBL),
+    "rounding": outside(mixed((1e-6, Z)), Z, LBL),
+    "as few tokens as terms": Outside(gram=outside(mixed((0.3, Z)), Z, LBL).gram, num_free=3, whole=100.0),
+    "no gradient": outside([0.0] * 4, Z, LBL),
+}
+
+
+@pytest.mark.parametrize("part", NOT_HELD.values(), ids=NOT_HELD)
+def test_a_part_that_terms_do_not_surely_explain_is_held_by_none(part):
+    assert held_in_ce([(part,)], terms=[0, 1]) == {}
 
 
 number = st.floats(-2.0, 2.0)
@@ -187,7 +225,44 @@ def test_a_difference_within_what_the_measurement_leaves_open_is_a_note_and_no_f
     assert audit.findings == ()
     assert not audit.is_sound
     [note] = audit.notes
-    assert "0.03 to within 0.02, stated 0.01, too rough to judge" in note
+    assert "0.03 to within 0.02, stated 0.01 (it may be 1 to 5 times that), too rough to judge" in note
+
+
+@pytest.mark.parametrize(("rest", "words"), [("form", "another form of a term"), ("precision", "audit a float32 copy")])
+def test_a_weight_is_known_to_a_tenth_and_a_wider_bound_says_what_it_may_be(rest, words):
+    assert judge_weights([term(found=0.0101, bound=0.0009)]).is_sound
+    audit = judge_weights([term(found=0.0101, bound=0.0025)], rest=rest)
+
+    assert (audit.findings, audit.is_sound) == ((), False)
+    assert "0.0101 to within 0.0025, stated 0.01 (it may be 0.76 to 1.3 times that)" in audit.notes[0]
+    assert words in audit.notes[0]
+
+
+def test_a_weight_of_0_is_known_where_what_it_may_be_is_nothing_in_the_gradient():
+    assert judge_weights([term(stated=0.0, found=1e-9, bound=1e-6, noticed=1e-5)]).is_sound
+    assert not judge_weights([term(stated=0.0, found=1e-9, bound=1e-4, noticed=1e-5)]).is_sound
+
+
+def test_what_nothing_explains_is_not_sound_though_every_weight_is_known():
+    audit = judge_weights([term(found=0.01, bound=1e-4)], rest="form", rest_share=0.02)
+
+    assert (audit.findings, audit.is_sound, audit.to_dict()["is_explained"]) == ((), False, False)
+    assert "0.02 of what the gradient holds beside ce" in audit.notes[0]
+    assert judge_weights([term(found=0.01, bound=1e-4)], rest="form", rest_share=1e-4).is_sound
+
+
+def test_an_absent_term_beside_something_unknown_is_not_said_to_be_missing():
+    [finding] = judge_weight(term(found=1e-5, bound=2e-5), rest="form")
+
+    assert finding.kind == "weight_differs"
+    assert "1e-05 to within 2e-05, stated 0.01: no factor of the term as it is defined explains that" in finding.text
+
+
+def test_two_weights_that_are_exchanged_are_told_as_that():
+    both = [term("z", stated=1e-3, found=1e-2), term("load_balance", stated=1e-2, found=1e-3)]
+
+    assert all("the two weights are swapped" in finding.text for finding in judge_weights(both).findings)
+    assert "swapped" not in judge_weights([both[0], term("load_balance", stated=1e-2, found=1e-2)]).findings[0].text
 
 
 def test_a_term_that_cannot_be_told_from_another_is_a_note():

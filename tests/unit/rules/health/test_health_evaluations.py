@@ -24,9 +24,14 @@ def test_the_run_whose_router_collapsed_is_warned_of_at_the_last_of_three_worse_
     assert finding.figures["losses"] == [7.6066, 7.6406, 8.2422, 8.2717]
     assert finding.figures["best"] == 7.6066
     assert finding.figures["best_step"] == 3250
-    assert fed.rules.unhealthy_because() == (finding.text,)
+    assert fed.rules.unhealthy_because() == (f"eval_regression at step 4000: {finding.text}",)
     # and not again, however long it goes on
     assert len(fed.evaluations([(4250, 8.3), (4500, 8.4)]).found) == 1
+    # while the reason has what was seen last
+    (because,) = fed.rules.unhealthy_because()
+    assert because.startswith(
+        "eval_regression since step 4000, last seen at step 4500: the evaluation loss became worse 5 "
+    )
 
 
 def test_the_run_that_held_is_not_warned_of(fed):
@@ -153,6 +158,28 @@ def test_a_regression_is_over_as_it_began_or_when_it_is_as_good_as_before(fed, a
 
     assert (fed.rules.unhealthy_because() == ()) is is_over
     assert len(fed.found) == 1
+
+
+def test_worse_again_before_it_was_over_is_the_same_regression(fed):
+    # given a regression from 7.6066, one better evaluation, and then tiny rises that alone would be a notice
+    fed.evaluations(COLLAPSED)
+    fed.evaluations(enumerate([8.27, 8.271, 8.272, 8.273, 8.0], start=5000))
+
+    # then it still marks, and is over where it is as good as before it began
+    assert len(fed.found) == 1
+    assert fed.rules.unhealthy_because() != ()
+    fed.evaluations([(6000, 8.1), (6001, 7.6)])
+    assert fed.rules.unhealthy_because() == ()
+
+
+def test_a_regression_of_evaluations_that_never_were_is_over(fed):
+    # given rules that went on while the run resumed from before
+    fed.evaluations(COLLAPSED)
+    assert fed.rules.unhealthy_because() != ()
+
+    fed.evaluations([(3500, 7.64)])
+
+    assert fed.rules.unhealthy_because() == ()
 
 
 def test_a_regression_that_was_over_is_said_again(fed):

@@ -84,6 +84,33 @@ def test_it_is_over_after_two_doublings_and_said_again_when_it_comes_again(fed):
     assert len(fed.found) == 2
 
 
+@pytest.mark.parametrize("apart", [35, 60, 120, 400, 550, 950])
+def test_a_scale_that_keeps_halving_is_warned_of_however_far_apart(fed, apart):
+    fed.series(loss_scale=scales(*[(2.0**power, apart) for power in range(16, 4, -1)]))
+
+    assert [finding.kind for finding in fed.found] == ["loss_scale_collapse"]
+
+
+def test_a_scale_that_held_for_a_moment_and_then_keeps_halving_is_warned_of(fed):
+    fed.series(loss_scale=[65536.0, 32768.0, 16384.0, 8192.0, 4096.0] + [2048.0] * 40 + [1024.0, 512.0, 256.0, 128.0])
+
+    assert [finding.figures["loss_scale"] for finding in fed.found] == [256.0]
+
+
+@pytest.mark.parametrize("steps_each", [1, 2, 5])
+def test_a_search_from_the_highest_scale_is_no_alarm(fed, steps_each):
+    # given 2^32, as DeepSpeed and Megatron begin, and at each scale some steps
+    fed.series(loss_scale=scales(*[(2.0**power, steps_each) for power in range(32, 15, -1)], (2.0**15, 900)))
+
+    assert fed.found == []
+
+
+def test_a_scale_that_holds_for_a_thousand_steps_between_halvings_is_no_alarm(fed):
+    fed.series(loss_scale=scales(*[(2.0**power, 1_001) for power in range(16, 8, -1)]))
+
+    assert fed.found == []
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")], ids=["zero", "negative", "nan", "inf"])
 def test_what_is_no_scale_is_left_out(fed, scale):
     assert fed.series(loss_scale=[64.0, scale, 64.0, scale, 32.0]).found == []

@@ -113,7 +113,7 @@ def test_as_many_weights_as_there_are_hold_no_more_than_a_bounded_state():
     for step in range(3):
         rules.vitals(Vitals(step=step, update_ratio={f"w{place}": 1e-3 for place in range(2000)}))
 
-    assert len(rules.state_dict()["update_ratio"]["windows"]) == 256
+    assert len(rules.state_dict()["parts"]["update_ratio"]["windows"]) == 256
 
 
 def logits(*values):

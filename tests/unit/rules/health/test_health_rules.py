@@ -119,7 +119,7 @@ def damages(state):
     for key, value in state.items():
         yield {other: entry for other, entry in state.items() if other != key}
         for instead in ("x", [object()], math.nan):
-            if key == "has_router" or not isinstance(value, str):
+            if not isinstance(value, str):
                 yield state | {key: instead}
         if isinstance(value, dict) and value:
             for damaged in damages(value):
@@ -134,9 +134,10 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
     before = copy.deepcopy(state)
 
     num_refused = 0
-    for damaged in damages({key: value for key, value in state.items() if key != "router"}):
+    of_health = {name: part for name, part in state["parts"].items() if name != "router"}
+    for damaged in damages(of_health):
         try:
-            rules.load_state_dict(damaged | {"router": state["router"]})
+            rules.load_state_dict(state | {"parts": damaged | {"router": state["parts"]["router"]}})
         except UsageError:
             num_refused += 1
             assert rules.state_dict() == before
@@ -145,7 +146,48 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
     assert num_refused > 100
 
 
-@pytest.mark.parametrize("state", [None, [], {}, {"version": 2}, {"version": 1}], ids=repr)
+def state_of_a_run_with_trouble():
+    rules = HealthRules()
+    for doing in doings(1, num=400):
+        do(rules, doing)
+    return rules.state_dict()
+
+
+SIGNALS = [
+    "grad_norm", "clip_fraction", "loss_scale", "zero_loss", "nonfinite", "throughput", "so_far", "evaluations",
+    "memory", "update_ratio", "attention_logit", "router",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_that_a_state_does_not_know_starts_empty(name):
+    # given a state that was saved before there was such a signal
+    state = state_of_a_run_with_trouble()
+    assert sorted(state["parts"]) == sorted(SIGNALS)
+    del state["parts"][name]
+
+    rules = HealthRules()
+    rules.load_state_dict(state)
+
+    assert rules.state_dict()["parts"] == state["parts"] | {name: HealthRules().state_dict()["parts"][name]}
+
+
+def test_a_signal_that_is_gone_is_passed_over():
+    state = state_of_a_run_with_trouble()
+    rules = HealthRules()
+
+    rules.load_state_dict(state | {"parts": state["parts"] | {"tides": {"high": 3}}})
+
+    assert rules.state_dict() == state
+
+
+def test_the_version_of_a_watch_is_its_own():
+    assert HealthRules().state_dict()["version"] == 1
+    with pytest.raises(UsageError, match="version 2; here version is 1"):
+        HealthRules().load_state_dict(HealthRules().state_dict() | {"version": 2})
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"version": 2}, {"version": 1}, {"version": 1, "parts": 3}], ids=repr)
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(UsageError):
         HealthRules().load_state_dict(state)

@@ -15,7 +15,7 @@ def test_a_loss_of_zero_with_a_norm_that_is_none_is_critical_and_said_once(fed, 
     assert fed.found[0].marks_unhealthy
     assert "no improvement" in fed.found[0].text
     assert "fully masked attention row" in fed.found[0].text
-    assert fed.rules.unhealthy_because() == (fed.found[0].text,)
+    assert fed.rules.unhealthy_because() == (f"zero_loss since step 3, last seen at step 12: {fed.found[0].text}",)
 
 
 @pytest.mark.parametrize("norm", [None, 0.0, 1e-8], ids=["unknown", "zero", "tiny"])
@@ -94,3 +94,21 @@ def test_twice_as_slow_is_not_a_fraction(fed):
 def test_a_step_whose_time_is_not_known_is_left_out(fed, wall_s):
     assert fed.series(num_tokens=[100] * 50, wall_s=[wall_s] * 50).found == []
     assert fed.rules.figures()["tokens_per_s"] is None
+
+
+def test_a_pace_that_is_told_without_seconds_counts_by_steps_alone(fed):
+    fed.series(tokens_per_s=[1e6] * 50 + [2e5] * 12)
+
+    assert fed.said == [("throughput", "warning", 60)]
+    assert "10 steps in a row" in fed.found[0].text
+    assert " s)" not in fed.found[0].text
+
+
+def test_a_pace_that_is_told_beside_tokens_has_the_seconds_that_these_took(fed):
+    # given 12 steps of 20 ms: a quarter of a second is nothing
+    fed.series(tokens_per_s=[1e6] * 50 + [2e5] * 12, num_tokens=[4096] * 62)
+    assert fed.found == []
+
+    fed.series(first=63, tokens_per_s=[2e5] * 1_000, num_tokens=[4096] * 1_000)
+    assert [finding.kind for finding in fed.found] == ["throughput"]
+    assert "(20 s)" in fed.found[0].text

@@ -63,6 +63,61 @@ def test_one_expert_that_every_token_goes_to_beside_others_is_no_collapse(said: 
     assert not said(reports(*[[shared]] * 5))
 
 
+def first_choice(**changes: object) -> LayerFigures:
+    """Every first choice is one expert, and the second choices, behind a probability of 1, spread."""
+    usual = LayerFigures(
+        name="moe",
+        num_experts=8,
+        top_k=2,
+        num_tokens=7_000,
+        counts=(7_000, *[1_000] * 7),
+        token_entropy=3e-10,
+        spread=40.0,
+        load_balance=4.0,
+    )
+    return replace(usual, **changes)
+
+
+@pytest.mark.parametrize("begin", [50, 2_000], ids=["young", "later"])
+def test_a_router_that_is_sure_of_one_expert_for_all_tokens_has_collapsed_though_its_load_looks_even(
+    said: SaidOf, reports: ReportsOf, begin: int
+) -> None:
+    found = [one for one in said(reports(*[[first_choice()]] * 3, begin=begin)) if one.kind == "collapse"]
+
+    [finding] = found
+    assert (finding.severity, finding.marks_unhealthy, finding.step) == ("critical", True, begin)
+    assert finding.figures["layers"]["moe"]["way"] == "first_choice"
+    assert "load entropy 1.67 and token entropy 3e-10 of 2.08 nats" in finding.text
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        first_choice(token_entropy=1.5),
+        first_choice(counts=(6_000, *[1_143] * 6, 1_142)),
+        first_choice(token_entropy=None, spread=None),
+        first_choice(counts=(2, 1, 1, 0, 0, 0, 0, 0), num_tokens=2),
+    ],
+    ids=["shared_expert", "most_tokens", "confidence_unknown", "two_tokens"],
+)
+def test_what_only_looks_like_one_first_choice_is_no_collapse(
+    said: SaidOf, reports: ReportsOf, figures: LayerFigures
+) -> None:
+    assert not [one for one in said(reports(*[[figures]] * 3)) if one.kind == "collapse"]
+
+
+def test_logits_that_are_not_finite_are_one_finding(said: SaidOf, reports: ReportsOf) -> None:
+    # given what top-k makes of NaN: the first experts, always
+    sound = first_choice(counts=(1_750,) * 8, token_entropy=1.5, spread=3.0, z=9.0, lse=3.0, load_balance=1.0)
+    broken = replace(
+        sound, z=math.nan, lse=math.nan, counts=(7_000, 7_000, *[0] * 6), token_entropy=math.nan, load_balance=math.nan
+    )
+
+    [finding] = said(reports([sound], *[[broken]] * 20))
+
+    assert (finding.kind, finding.severity) == ("z_band", "critical")
+
+
 def test_two_tokens_on_one_expert_are_chance(said: SaidOf, reports: ReportsOf) -> None:
     assert not said(reports([layer(counts=(2, 0, 0, 0, 0, 0, 0, 0), entropy=1.5, spread=3.0)]))
 

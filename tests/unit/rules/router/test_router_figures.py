@@ -47,10 +47,18 @@ def test_no_token_at_all_tells_nothing(figure) -> None:  # type: ignore[no-untyp
     assert figure((0, 0, 0)) is None
 
 
-def test_populations_are_neighbours_and_an_uneven_rest_belongs_to_none() -> None:
-    assert population_shares((1, 2, 3, 4, 100), num_populations=2) == (0.3, 0.7)
-    assert population_shares((0, 0), num_populations=2) is None
-    assert population_shares((5, 5), num_populations=3) is None
+def test_populations_are_neighbours_of_one_size() -> None:
+    assert population_shares((1, 2, 3, 4), num_populations=2) == (0.3, 0.7)
+    assert population_shares((5, 5), num_populations=1) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_populations"), [((0, 0), 2), ((1, 2, 3, 4, 100), 2), ((5, 5), 3), ((5, 5), 0), ((), 1)]
+)
+def test_without_tokens_or_with_an_uneven_rest_no_population_has_a_share(
+    counts: tuple[int, ...], num_populations: int
+) -> None:
+    assert population_shares(counts, num_populations=num_populations) is None
 
 
 def test_the_chance_that_one_of_eight_experts_is_silent_over_64_tokens() -> None:

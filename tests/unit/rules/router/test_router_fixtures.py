@@ -204,7 +204,9 @@ def test_what_stands_is_what_was_said_and_is_not_over(z_reports: ReportsOf) -> N
     rules = RouterRules(WatchConfig())
     for report in z_reports(DEAD_RUN.values(), steps=DEAD_RUN):
         rules.judge(report)
-    assert [(finding.kind, finding.step) for finding in rules.standing()] == [("z_band", 3000)]
+    (standing,) = rules.standing()
+    assert (standing.finding.kind, standing.since, standing.finding.step) == ("z_band", 3000, 4000)
+    assert standing.because.startswith("z_band since step 3000, last seen at step 4000: router z is 0.03, below ")
 
     # when z is a little above the bound, and when it is clearly back
     (between, back) = z_reports([1.5, 30.0], steps=[5000, 5250])

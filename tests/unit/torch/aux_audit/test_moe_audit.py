@@ -430,6 +430,31 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(settings, make, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("given", [lambda x: (x,), lambda x: ()], ids=["one value", "no value"])
+def test_a_router_whose_logits_are_not_where_they_should_be_is_refused_after_the_forward(given):
+    class Llama4Router(torch.nn.Linear):
+        top_k = loops.TOP_K
+
+        def forward(self, x):
+            self.logits = super().forward(x)
+            return given(self.logits)
+
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = Llama4Router(loops.WIDTH, loops.NUM_EXPERTS)
+
+        def forward(self, x):
+            self.router(x)
+            return self.router.logits
+
+    model = loops.net()
+    model.gates[1] = Gate()
+
+    with pytest.raises(UsageError, match=r"The router gates\.1\.router cannot be read: it gave . values, expected 2"):
+        audit(model, routers=None)
+
+
 def test_a_loss_that_has_called_backward_is_refused():
     model = loops.net()
     right = loops.loss_of(model)

@@ -78,6 +78,28 @@ def test_a_models_own_loss_has_the_coefficient_of_its_config(model):
     assert weight.value == pytest.approx(2.0, rel=0.1)  # balance, times k
 
 
+@pytest.mark.parametrize("added", [0.0, COEFFICIENT], ids=["as it is", "once more"])
+def test_a_ce_that_is_the_models_own_loss_holds_its_aux(model, added):
+    def losses(batch, accumulation):
+        output = model(**batch)
+        return {"total": (output.loss + added * output.aux_loss) / accumulation, "ce": output.loss}
+
+    result = audit(model, losses)
+
+    assert result.weights[0].found == pytest.approx(COEFFICIENT + added, rel=1e-3)
+    assert result.is_sound == (added == 0.0)
+    assert [finding.kind for finding in result.findings] == ([] if added == 0.0 else ["weight_applied_twice"])
+    assert "ce holds load_balance with 0.02" in result.notes[0]
+    assert "output_router_logits=False" in result.notes[0]
+
+
+def test_a_stated_weight_may_be_what_is_wrong_and_is_said_to_be(model):
+    [finding] = audit(model, own_loss(model), stated=COEFFICIENT / 2).findings
+
+    assert "load_balance weighs 0.02 in the gradient, stated 0.01, 2 times as much" in finding.text
+    assert "or correct the stated weight" in finding.text
+
+
 def test_a_coefficient_that_is_meant_for_the_divided_loss_is_another_form(model):
     result = audit(model, own_loss(model), stated=COEFFICIENT, over_layers="mean", top_k=2)
     assert result.is_sound

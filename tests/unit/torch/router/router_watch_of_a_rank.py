@@ -11,6 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trimtab.moe import RouterWatch
+from trimtab.torch.router import reading
+from trimtab.torch.router.sums import LayerSums
 
 
 class Gate(nn.Module):
@@ -127,5 +129,68 @@ def one_rank_is_different(how: str) -> dict[str, Any]:
     return {"first": repr(first), "layers": [layer["name"] for layer in second["layers"]], "notes": second["notes"]} | {
         "counts": {layer["name"]: layer["counts"] for layer in first["layers"]},
         "z": {layer["name"]: repr(layer["z"]) for layer in first["layers"]},
-        "largest": {layer["name"]: repr(layer["max_logit"]) for layer in first["layers"]},
     }
+
+
+def _out_of_memory(*given: Any, **named: Any) -> Any:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def one_rank_fails(what: str, report: int) -> dict[str, Any]:
+    """Three reports, each after a forward and a sum of gradients; in one of them something fails on one rank."""
+    rank = dist.get_rank()
+    model = Model()
+    wrapped = DistributedDataParallel(model)
+    is_broken = False
+
+    def experts(model: nn.Module) -> list[torch.Tensor]:
+        if is_broken and what == "experts":
+            raise KeyError("experts")
+        return experts_of(model)
+
+    watch = RouterWatch(wrapped, routers=gates_of, num_populations=2, experts=experts)
+    add, taken, numbers = LayerSums.add, LayerSums.taken, reading._numbers
+    reports = []
+    for step in (1, 2, 3):
+        is_broken = step == report and rank == (0 if what == "experts" else 1)
+        if is_broken and what == "add":
+            LayerSums.add = _out_of_memory
+        if is_broken and what == "taken":
+            LayerSums.taken = _out_of_memory
+        if is_broken and what == "packed":
+            reading._numbers = _out_of_memory
+        x, mask = batch_of(rank, step)
+        wrapped(x, attention_mask=mask).backward()
+        reports.append(watch.report(step))
+        LayerSums.add, LayerSums.taken, reading._numbers = add, taken, numbers
+    return {
+        "tokens": [[layer.num_tokens for layer in one.layers] for one in reports],
+        "expected": [one.expected_tokens for one in reports],
+        "cosines": [[layer.population_cosine is not None for layer in one.layers] for one in reports],
+        "notes": [list(one.notes) for one in reports],
+        "weights": weights_hash(model),
+    }
+
+
+def ranks_differ(how: str) -> dict[str, Any]:
+    """Two reports of ranks whose routers have other numbers of experts or another k, or which collect elsewhere."""
+    rank = dist.get_rank()
+    watch = RouterWatch(Model(), routers=())
+    first_step = 1 + rank if how == "steps" else 1
+    for step in (first_step, first_step + 1):
+        logits = torch.arange(12.0).view(2, 6)[:, : 4 + 2 * rank if how == "experts" else 4]
+        if how != "silent first" or step > 1:
+            watch.tap(logits, layer="a", indices=logits.topk(2 + rank if how == "k" else 2).indices)
+        last = watch.report(step)
+    return asdict(last)
+
+
+def inner_module_called() -> dict[str, Any]:
+    """The module inside of DDP called by itself, with a mask, between two calls of the wrapper."""
+    model = Model()
+    wrapped = DistributedDataParallel(model)
+    watch = RouterWatch(wrapped, routers=gates_of)
+    x, mask = batch_of(0, 1)
+    for called in (wrapped, wrapped.module, wrapped):
+        called(x, attention_mask=mask).backward()
+    return asdict(watch.report(1))

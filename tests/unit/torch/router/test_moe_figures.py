@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab import UsageError, moe
+from trimtab.rules.router import figures
+from trimtab.torch.router import populations
 
 
 def test_counts_are_those_of_the_largest_logits():
@@ -55,6 +57,10 @@ def test_a_uniform_router_sends_every_token_to_one_expert_and_only_the_counts_te
     assert moe.max_vio(counts).item() == 7.0
 
 
+def test_max_vio_of_counts_that_float32_does_not_hold():
+    assert moe.max_vio([2**24 + 1, 2**24 - 1]).item() == pytest.approx(2.0**-24)
+
+
 @pytest.mark.parametrize(
     ("counts", "vio"),
     [
@@ -85,6 +91,19 @@ def test_figures_of_no_token_are_not_a_number():
     assert moe.max_vio(counts).isnan()
     assert moe.load_entropy(counts).isnan()
     assert moe.population_shares(counts, num_populations=2).isnan().all()
+
+
+@pytest.mark.parametrize("counts", [[628, 649, 658, 630], [8, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0]], ids=str)
+def test_a_report_has_the_same_figures(counts):
+    # given the figures that rules make of counts, without torch; where a tensor has NaN they have None
+    def shown(tensor):
+        return None if tensor.isnan().any() else pytest.approx(tensor.tolist(), abs=1e-6)
+
+    shares = figures.population_shares(counts, num_populations=2)
+
+    assert figures.max_vio(counts) == shown(moe.max_vio(counts))
+    assert figures.load_entropy(counts) == shown(moe.load_entropy(counts))
+    assert (None if shares is None else list(shares)) == shown(moe.population_shares(counts, num_populations=2))
 
 
 def test_confidence_and_balance_are_two_figures():
@@ -154,6 +173,33 @@ def test_the_cosine_does_not_depend_on_the_scale(scale):
     assert moe.population_cosine(scale * weights, num_populations=2).item() == pytest.approx(24 / 25, rel=1e-5)
 
 
+def test_no_more_than_a_slice_of_half_precision_weights_is_made_wide_with_a_gradient_or_without(monkeypatch):
+    # given
+    made = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            given = func(*args, **(kwargs or {}))
+            if isinstance(given, torch.Tensor) and given.dtype == torch.float32:
+                made.append(given.numel())
+            return given
+
+    monkeypatch.setattr(populations, "_MOST_WIDE", 64)
+    weights = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    # when
+    with Sizes():
+        cosine = moe.population_cosine(weights, num_populations=2)
+        cosine.backward()
+    # then
+    assert made
+    assert max(made) <= 64
+    wide = weights.detach().double().requires_grad_()
+    expected = torch.cosine_similarity(*wide.reshape(2, -1), dim=0)
+    expected.backward()
+    assert cosine.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(weights.grad.double(), wide.grad, rtol=2**-8, atol=1e-7)
+
+
 def test_half_precision_weights_are_summed_in_float32():
     weights = torch.full((2, 100_000), 1.0, dtype=torch.float16)
     cosine = moe.population_cosine(weights, num_populations=2)
@@ -164,12 +210,12 @@ def test_half_precision_weights_are_summed_in_float32():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: moe.population_shares([1, 2, 3], num_populations=2), r"from 1 on that divides the 3 experts, found 2"),
-        (lambda: moe.population_shares([1, 2], num_populations=0), r"found 0"),
-        (lambda: moe.population_shares([1, 2], num_populations=True), r"found True"),
+        (lambda: moe.population_shares([1, 2, 3], num_populations=2), r"is 2: .*divides the 3 experts"),
+        (lambda: moe.population_shares([1, 2], num_populations=0), r"is 0 of type int"),
+        (lambda: moe.population_shares([1, 2], num_populations=True), r"is True of type bool"),
         (lambda: moe.population_shares(torch.tensor(3), num_populations=1), r"shape \(\).*expected \(E,\)"),
-        (lambda: moe.population_cosine(torch.ones(4, 2), num_populations=1), r"from 2 on.*found 1"),
-        (lambda: moe.population_cosine(torch.ones(4, 2), num_populations=3), r"divides the 4 experts, found 3"),
+        (lambda: moe.population_cosine(torch.ones(4, 2), num_populations=1), r"is 1 .*from 2 on"),
+        (lambda: moe.population_cosine(torch.ones(4, 2), num_populations=3), r"is 3: .*divides the 4 experts"),
         (lambda: moe.population_cosine(torch.ones(4).long(), num_populations=2), r"floating-point.*torch.int64"),
         (lambda: moe.population_cosine([], num_populations=2), r"empty list"),
         (lambda: moe.population_cosine([()], num_populations=2), r"of no experts"),

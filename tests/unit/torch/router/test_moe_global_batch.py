@@ -181,5 +181,49 @@ def test_a_loss_that_was_not_counted_ahead_is_refused():
     taken(window)
     with pytest.raises(UsageError, match=r"2 losses were taken.*1 micro-batches were counted ahead"):
         taken(window)
-    with pytest.raises(UsageError, match="top_k must be"):
+    with pytest.raises(UsageError, match="top_k is"):
         moe.WindowLoad().count_ahead(LOGITS, top_k=9)
+
+
+def test_a_window_of_another_top_k_is_refused():
+    logits, window = torch.zeros(6, 4), moe.WindowLoad()
+    moe.load_balancing_loss(logits, top_k=2, global_batch=True, window=window)
+    with pytest.raises(UsageError, match="top_k=1 and the window so far 2"):
+        taken(window)
+
+    window.end()
+    taken(window)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["so far", "ahead"])
+def test_an_evaluation_in_a_window_leaves_it_as_it_is(is_ahead):
+    def losses(is_evaluated):
+        generator, window = torch.Generator().manual_seed(3), moe.WindowLoad()
+        parts = [torch.randn(5, 4, generator=generator) for _ in range(3)]
+        for part in parts if is_ahead else ():
+            window.count_ahead(part, top_k=1)
+        given = []
+        for part in parts:
+            given.append(taken(window, part).item())
+            if is_evaluated:
+                with torch.no_grad():
+                    taken(window, torch.randn(7, 4, generator=torch.Generator().manual_seed(4)))
+        return given, window.num_micros
+
+    assert losses(is_evaluated=True) == losses(is_evaluated=False)
+
+
+def test_an_evaluation_before_a_checkpointed_micro_batch_does_not_have_it_counted_twice():
+    window = moe.WindowLoad()
+    logits = torch.randn(6, 4, requires_grad=True)
+    with torch.no_grad():
+        taken(window)
+
+    checkpoint(lambda x: taken(window, x * 1.0), logits, use_reentrant=False).backward()
+
+    assert window.num_micros == 1
+
+
+def test_a_window_that_is_none_is_refused():
+    with pytest.raises(UsageError, match=r"window is a str: expected a trimtab\.moe\.WindowLoad"):
+        taken("x")

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -71,7 +72,6 @@ def test_figures_of_one_layer_are_those_worked_by_hand():
     assert first.lse == pytest.approx(2.0)
     assert first.token_entropy == pytest.approx(math.log(2.0))
     assert first.spread == 0.0
-    assert first.max_logit == pytest.approx(3.0 - math.log(2.0))
     assert first.counts == (2, 0)
     assert first.load_balance == pytest.approx(1.0)
     assert (report.step, report.first_step, report.expected_tokens, report.num_ranks) == (5, 1, 2, 1)
@@ -159,7 +159,7 @@ def test_when_the_sums_are_made_changes_no_figure(most_held: int, most_summed: i
     assert expected.layers[0].num_tokens == expected.expected_tokens == 18
     for one, other in zip(found.layers, expected.layers, strict=True):
         assert one.counts == other.counts
-        for name in ("z", "lse", "load_balance", "token_entropy", "spread", "max_logit"):
+        for name in ("z", "lse", "load_balance", "token_entropy", "spread"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6)
 
 
@@ -276,7 +276,7 @@ def test_a_router_may_give_logits_alone_or_before_others(given: Callable[[torch.
     [
         (lambda x: {"logits": x}, "it gave a dict"),
         (lambda x: x.argmax(-1), r"it gave a tensor of torch\.int64"),
-        (lambda x: x[0, 0], r"its logits have shape \(4,\)"),
+        (lambda x: x[0, 0], r"it gave a tensor of shape \(4,\)"),
         (lambda x: (x, torch.zeros(7, dtype=torch.int64)), "it gave 7 chosen experts for 3 tokens"),
     ],
     ids=["a dict", "integers", "one row", "indices of other tokens"],
@@ -293,11 +293,11 @@ def test_what_cannot_be_read_is_left_out_and_said_and_training_goes_on(given: An
     assert [layer.name for layer in report.layers] == ["gates.0"]
     assert report.layers[0].num_tokens == 6
     [note] = report.notes
-    assert note.startswith("gates.1 is not read: ")
+    assert note.startswith("gates.1: not read, for it gave ")
     assert re.search(told, note)
 
 
-def test_nobody_saying_how_many_experts_a_token_is_sent_to_costs_the_counts_only():
+def test_nobody_saying_how_many_experts_a_token_is_sent_to_costs_the_counts_and_is_told_of_all_layers_at_once():
     model = Moe(lambda: Only(lambda x: x))
     watch = RouterWatch(model, routers=gates_of)
 
@@ -307,7 +307,61 @@ def test_nobody_saying_how_many_experts_a_token_is_sent_to_costs_the_counts_only
     assert report.layers[0].counts is None
     assert report.layers[0].load_balance is None
     assert report.layers[0].spread == 8.0
-    assert "pass top_k=" in report.notes[0]
+    [note] = report.notes
+    assert note.startswith("gates.0 and gates.1: nobody says how many experts it sends a token to")
+    assert "no collapse" in note
+    assert "pass top_k=" in note
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda model, n: model(one_hot_logits([0] * n), attention_mask=torch.zeros(1, 1, n, n)),
+        lambda model, n: model(one_hot_logits([0] * n), attention_mask=torch.ones(1, n + 1, dtype=torch.int64)),
+        lambda model, n: model(one_hot_logits([0] * n)),
+    ],
+    ids=["another mask", "a mask of other tokens", "no k"],
+)
+def test_a_cause_that_lasts_is_the_same_note_in_each_report(spoil: Any):
+    model = Moe(lambda: Only(lambda x: x))
+    watch = RouterWatch(model, routers=gates_of)
+    notes = []
+
+    for step, num_tokens in enumerate([3, 7], 1):
+        spoil(model, num_tokens)
+        notes.append(watch.report(step).notes)
+
+    assert notes[0] == notes[1] != ()
+
+
+def test_a_layer_that_cannot_be_read_is_told_in_each_report():
+    model = Moe(lambda: Only(lambda x: {"logits": x}))
+    watch = RouterWatch(model, routers=gates_of, top_k=1)
+
+    model(one_hot_logits([0]))
+
+    assert watch.report(1).notes == watch.report(2).notes != ()
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = Moe(lambda: Only(lambda x: x))
+    watch = RouterWatch(model, routers=gates_of, top_k=np.int64(1), num_populations=np.int64(2))
+
+    model(one_hot_logits([0, 1]))
+
+    assert watch.report(1).layers[0].counts == (1, 1, 0, 0)
+    assert type(watch.num_populations) is int
+
+
+def test_a_k_that_no_router_of_so_few_experts_can_have_costs_the_counts_and_ends_no_training():
+    model = Moe(lambda: Only(lambda x: x))
+    watch = RouterWatch(model, routers=gates_of, top_k=5)
+
+    model(one_hot_logits([0, 1]))
+
+    report = watch.report(1)
+    assert [layer.counts for layer in report.layers] == [None, None]
+    assert "it has 4 experts, fewer than its top_k" in report.notes[0]
 
 
 def test_nan_logits_make_figures_nan_and_leave_counts_whole_until_the_next_report():
@@ -321,21 +375,22 @@ def test_nan_logits_make_figures_nan_and_leave_counts_whole_until_the_next_repor
     model(one_hot_logits([0, 1, 2]))
     sound = watch.report(2).layers[0]
 
-    assert all(math.isnan(getattr(broken, name)) for name in ("z", "lse", "load_balance", "token_entropy", "max_logit"))
+    assert all(math.isnan(getattr(broken, name)) for name in ("z", "lse", "load_balance", "token_entropy"))
     assert sum(broken.counts or ()) == broken.num_tokens == 3
     assert sound.z == pytest.approx(math.log(math.exp(8) + 3) ** 2)
 
 
-def test_an_expert_that_is_forbidden_by_minus_infinity_leaves_entropy_and_z_finite():
+def test_an_expert_that_is_forbidden_by_minus_infinity_leaves_every_figure_finite():
     model = Moe()
     watch = RouterWatch(model, routers=gates_of)
 
-    model(torch.tensor([[[0.0, 0.0, -math.inf]]]))
+    model(torch.tensor([[[0.0, 0.0, -math.inf], [-math.inf, 3.0, 1.0]]]))
 
     layer = watch.report(1).layers[0]
-    assert layer.token_entropy == pytest.approx(math.log(2))
-    assert layer.z == pytest.approx(math.log(2) ** 2)
-    assert layer.spread == math.inf
+    lse = [math.log(2), math.log(math.exp(3) + math.exp(1))]
+    assert layer.spread == pytest.approx((0.0 + 2.0) / 2)  # of what is allowed
+    assert layer.z == pytest.approx((lse[0] ** 2 + lse[1] ** 2) / 2)
+    assert math.isfinite(layer.token_entropy or math.nan)
 
 
 def test_an_index_that_is_no_expert_is_told_and_ends_nothing():
@@ -346,7 +401,7 @@ def test_an_index_that_is_no_expert_is_told_and_ends_nothing():
     report = watch.report(1)
 
     assert report.layers[0].counts == (0, 0, 1, 0)
-    assert "chose an expert 3 times that is none of its 4" in report.notes[0]
+    assert report.notes == ("gates.0 and gates.1: it chose experts that are none of its 4: not counted",)
 
 
 def test_logits_that_are_changed_in_place_afterwards_are_told():
@@ -364,7 +419,7 @@ def test_logits_that_are_changed_in_place_afterwards_are_told():
     model(one_hot_logits([0]))
 
     [note] = watch.report(1).notes
-    assert note.startswith("the logits of gates.0 were changed in place")
+    assert note.startswith("gates.0: its logits were changed in place")
 
 
 def test_a_mask_that_does_not_fit_is_told_and_padding_counted():
@@ -376,7 +431,7 @@ def test_a_mask_that_does_not_fit_is_told_and_padding_counted():
 
     assert report.layers[0].num_tokens == 2
     assert report.expected_tokens is None
-    assert report.notes[0].startswith("the attention mask has shape (1, 1, 2, 2)")
+    assert report.notes[0].startswith("the attention mask is a tensor of 4 dimensions and torch.float32")
 
 
 class Tapping(nn.Module):
@@ -415,10 +470,11 @@ def test_routers_that_are_no_modules_are_tapped_with_masks_of_their_own():
     ("given", "told"),
     [
         ({}, "no indices and RouterWatch no top_k"),
-        ({"indices": torch.zeros(3)}, "given a indices|given indices"),
-        ({"indices": torch.zeros(3, dtype=torch.int64), "mask": torch.ones(2, dtype=torch.bool)}, "mask of shape"),
+        ({"indices": torch.zeros(3)}, r"tensor of torch\.float32 as chosen experts"),
+        ({"indices": torch.zeros(3, 5, dtype=torch.int64)}, "15 chosen experts for 3 tokens, .*from 1 to 4"),
+        ({"indices": torch.zeros(3, dtype=torch.int64), "mask": torch.ones(2, dtype=torch.bool)}, "mask has shape"),
     ],
-    ids=["nobody says k", "float indices", "another mask"],
+    ids=["nobody says k", "float indices", "more than there are", "another mask"],
 )
 def test_a_tap_that_makes_no_sense_is_refused(given: dict[str, Any], told: str):
     watch = RouterWatch(Moe(), routers=())
@@ -431,13 +487,15 @@ def test_a_tap_that_makes_no_sense_is_refused(given: dict[str, Any], told: str):
     ("settings", "told"),
     [
         ({}, "No router was found in Moe. Pass routers="),
-        ({"routers": gates_of, "num_populations": 0}, "num_populations must be"),
-        ({"routers": gates_of, "top_k": 0}, "top_k must be"),
+        ({"routers": gates_of, "num_populations": 0}, "num_populations is 0"),
+        ({"routers": gates_of, "top_k": 0}, "top_k is 0"),
         ({"routers": lambda model: 3}, "routers gave int"),
         ({"routers": lambda model: ["gates.0"]}, "routers names str at place 0"),
         ({"routers": lambda model: [model.gates[0]] * 2}, "'gates.0' twice"),
-        ({"routers": [nn.Linear(3, 4)]}, "is a Linear.*pass top_k="),
-        ({"routers": [nn.Linear(3, 4)], "top_k": 1, "num_populations": 3}, "does not divide the 4 experts"),
+        ({"routers": [nn.Sequential(nn.Tanh(), nn.Linear(3, 4))]}, "gives logits alone.*pass top_k="),
+        ({"routers": [nn.Linear(3, 4)], "top_k": 5}, "from 1 to the 4 experts"),
+        ({"routers": [nn.Linear(3, 4)]}, "gives logits alone.*pass top_k="),
+        ({"routers": [nn.Linear(3, 4)], "top_k": 1, "num_populations": 3}, "divides the 4 experts of"),
         ({"routers": gates_of, "num_populations": 2, "experts": lambda model: []}, "of 0 layers"),
     ],
     ids=[
@@ -447,6 +505,8 @@ def test_a_tap_that_makes_no_sense_is_refused(given: dict[str, Any], told: str):
         "a number",
         "a name",
         "one twice",
+        "a Linear at the end",
+        "a k beyond",
         "a Linear",
         "a population too many",
         "experts missing",
@@ -530,4 +590,4 @@ def test_a_layer_that_saw_nothing_since_the_last_report_is_named():
     report = watch.report(2)
 
     assert report.layers == ()
-    assert report.notes == ("gates.0 and gates.1 saw no token in these steps",)
+    assert report.notes == ("gates.0 and gates.1: no token was seen in these steps",)

@@ -120,6 +120,24 @@ def test_the_routers_of_a_compiled_model_are_heard_in_training_only(fullgraph: b
     assert report.layers[0].z == pytest.approx(expected.layers[0].z)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True], ids=["with breaks", "full graph"])
+def test_a_model_that_was_compiled_in_place_is_heard_in_one_graph(fullgraph: bool):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Model()
+    model.compile(backend="aot_eager", fullgraph=fullgraph)
+    watch = RouterWatch(model, routers=gates_of)
+
+    for _ in range(3):
+        model(torch.randn(2, 6, 8)).backward()
+    with torch.no_grad():
+        model(torch.randn(2, 6, 8))
+    report = watch.report(1)
+
+    assert [(layer.num_tokens, sum(layer.counts or ())) for layer in report.layers] == [(36, 72), (36, 72)]
+    assert (report.expected_tokens, report.notes) == (36, ())
+
+
 def test_a_compiled_part_that_is_called_by_itself_is_not_counted_and_said():
     torch._dynamo.reset()
     model = Model()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.values import Event, json_number
+from trimtab.watched import EVALUATION_EVENT
 
 MAX_EVENTS: Final = 100_000
 """Events kept of one log; 0.5 kB each."""
@@ -77,4 +78,4 @@ class Evaluations:
 def _event(evaluation: _Evaluation, step: NDArray[np.int64] | None) -> Event:
     losses = {name: json_number(loss) for name, loss in evaluation.losses.items()}
     at = evaluation.at if step is None else int(step[evaluation.at])
-    return Event("evaluation", at, evaluation.time, {"loss": next(iter(losses.values())), **losses})
+    return Event(EVALUATION_EVENT, at, evaluation.time, {"loss": next(iter(losses.values())), **losses})

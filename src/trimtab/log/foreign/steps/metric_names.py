@@ -42,13 +42,17 @@ NAMES: Final[dict[Role, tuple[str, ...]]] = {
     "num_tokens": ("tokens_per_step", "step_tokens", "num_step_tokens", "num_supervised_tokens"),
     "epoch": ("epoch", "train/epoch", "epochs"),
     # Beside the steps: what a router did, over all layers. Not "entropy": of a policy, or of the tokens, it is another.
-    "router_z": ("router_z", "z", "z_sum", "router_z_loss", "z_loss", "zloss", "router_zloss"),
+    "router_z": (
+        "router_z", "z_sum", "router_z_sum", "z_mean", "router_z_mean", "mean_z", "z", "router_z_loss", "z_loss",
+        "zloss", "router_zloss",
+    ),
     "load_balance": (
         "load_balance", "lbl", "load_balancing", "load_balance_loss", "load_balancing_loss", "lb_loss", "lbloss",
         "balance_loss", "router_aux_loss", "aux_loss", "auxiliary_loss", "aux_loss_lb",
     ),
     "tokens_per_s": (
-        "tokens_per_sec", "tokens_per_second", "tokens_per_s", "tok_per_sec", "tok/s", "tokens/s", "tokens/sec",
+        "tokens_per_sec", "tokens_per_second", "tokens_per_s", "tok_per_sec", "tok_per_s", "toks_per_sec",
+        "toks_per_s", "tok/s", "tok/sec", "toks/s", "token/s", "tokens/s", "tokens/sec",
         "train_tokens_per_second", "tps", "throughput/tokens_per_sec", "throughput/device/tokens_per_sec",
         "throughput_tokens_per_sec", "throughput(tps)", "train/tokens_per_sec", "perf/tokens_per_sec",
     ),

@@ -23,6 +23,7 @@ from trimtab.log.foreign.steps.beside import Beside
 from trimtab.log.foreign.steps.records import UNCOUNTED, StepRecords
 from trimtab.log.source import RecordedEvent
 from trimtab.values import Event, RunHeader
+from trimtab.watched import EVALUATION_EVENT
 
 MAX_NAMED: Final = 5
 """Runs, or resumed attempts, named in a notice."""
@@ -192,7 +193,7 @@ def _attempts_at(attempts: Attempts, places: Sequence[int] | NDArray[np.int64]) 
 
 def _on_no_step(metrics: Metrics) -> list[str]:
     """What there is in place of training steps."""
-    num_evaluations = sum(event.kind == "evaluation" for event in metrics.events)
+    num_evaluations = sum(event.kind == EVALUATION_EVENT for event in metrics.events)
     if metrics.records.num_records or not num_evaluations:
         return []
     held = "1 evaluation" if num_evaluations == 1 else f"{num_evaluations} evaluations"
