@@ -32,7 +32,7 @@ def observed_step(item: StepRow) -> ObservedStep | None:
         wall_s=_rounded(item.wall_s),
         num_tokens=_count(item.num_tokens),
         reason=reason,
-        is_loss_known=item.loss is not None,
+        is_loss_known=not isinstance(item.loss, float | None),  # a host that knows none hands over a NaN of its own
     )
 
 

@@ -131,6 +131,23 @@ def test_a_run_that_ends_well_waits_for_the_last_steps() -> None:
     assert found == ["zero_loss"]
 
 
+@pytest.mark.parametrize("ask", [Watch.unhealthy_because, Watch.state_dict], ids=["health", "state"])
+def test_who_asks_for_health_or_state_has_the_log_judged_up_to_now_first(ask: Callable[[Watch], Any]) -> None:
+    # given a log whose writer has not had its turn
+    class Waiting(Log):
+        def flush(self, *, timeout_s: float) -> bool:
+            watch.judging.observe([step_of(10)])
+            return True
+
+    watch = watch_of(router=Routers(), log=Waiting())
+    watch.end_step(step_of(10))
+    assert watch.num_findings == 0
+
+    ask(watch)
+
+    assert watch.num_findings > 0
+
+
 # States.
 
 

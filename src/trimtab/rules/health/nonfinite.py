@@ -56,7 +56,8 @@ class Nonfinite:
         self._num_well = 0
         what = _what(item, is_loss_broken=is_loss_broken)
         if not item.is_stepped:
-            return self._dropped(item, what)
+            # A loss of rows that were all left out is none.
+            return self._dropped(item, what) if is_norm_broken else ()
         self._num_dropped, self._num_taken = 0, 1
         return () if item.loss == 0 else self._taken(item, what, is_norm_broken=is_norm_broken)
 

@@ -66,7 +66,8 @@ class LoadBalanceRising(Judgement):
         """One finding, with the figure of the layer that is furthest from balance in the sentence."""
         worst = max(signs, key=lambda sign: sign.figures["load_balance"])
         others = also_in([worst, *(sign for sign in signs if sign is not worst)])
-        text = f"load balance in {layers_named([worst])} is {number(worst.figures['load_balance'])}, divided by k (1 at balance)"
+        balance = number(worst.figures["load_balance"])
+        text = f"load balance in {layers_named([worst])} is {balance}, divided by k (1 at balance)"
         if worst.figures["before"] is not None:
             text += f", after {number(worst.figures['before'])} in the report before"
         return self.finding(report, signs, f"{text}{', and rises' if worst.figures['rises'] else ''}{others}")

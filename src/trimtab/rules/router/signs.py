@@ -126,7 +126,7 @@ def layers_named(signs: Sequence[Sign]) -> str:
 
 
 def also_in(signs: Sequence[Sign]) -> str:
-    """The layers but the first, whose figures a sentence has: `, and likewise in layer b`; nothing where it is alone."""
+    """The layers but the first, whose figures a sentence has: `, and likewise in layer b`; nothing if it is alone."""
     return f", and likewise in {layers_named(signs[1:])}" if len(signs) > 1 else ""
 
 

@@ -86,6 +86,14 @@ def test_the_train_loss_is_that_of_the_steps_between_where_nobody_names_one(fed)
     assert b.figures["train_losses"] == a.figures["train_losses"]
 
 
+def test_a_streak_is_told_of_only_where_there_is_one(fed):
+    fed.evaluations([(1, 7.6), (2, math.nan), (3, 7.6406), (4, math.inf)])
+
+    without, within = fed.found
+    assert "streak" not in without.text
+    assert "the streak of worse ones goes on without it" in within.text
+
+
 def test_nan_neither_ends_a_streak_nor_is_a_best(fed):
     fed.evaluations([(1, 7.6066), (2, 7.6406), (3, math.nan), (4, 8.2422), (5, math.inf), (6, 8.2717)])
 

@@ -77,6 +77,16 @@ def test_three_in_a_row_that_were_not_taken_are_a_warning_said_once(fed):
     assert fed.rules.standing() == ()
 
 
+def test_steps_that_a_guard_drops_for_their_size_are_no_finding(fed):
+    # given spikes, of which the log holds no loss
+    fed.series(
+        loss=[2.0] + [NAN] * 9, grad_norm=[1.0] + [50.0 + place for place in range(9)],
+        reason=["stepped"] + ["dropped"] * 9, is_loss_known=[True] * 10,
+    )  # fmt: skip
+
+    assert "nonfinite" not in {finding.kind for finding in fed.found}
+
+
 def test_the_search_of_a_scaler_is_no_finding_whether_its_scale_is_known_or_not(fed):
     # given 2^32 that comes down to 2^16
     scales = [2.0**power for power in range(32, 16, -1)]

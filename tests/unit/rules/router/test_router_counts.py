@@ -71,7 +71,7 @@ def test_all_layers_that_were_counted_twice_are_one_finding_with_bounded_figures
     assert len(finding.layers) == 60
     assert len(finding.figures["layers"]) == 16
     assert finding.figures["layers_left_out"] == 44
-    assert "moe.0, moe.1, moe.2, moe.3 and 56 more" in finding.text
+    assert "moe.1, moe.2, moe.3, moe.4 and 55 more" in finding.text
 
 
 def test_a_load_balance_that_rises_but_stays_below_2_or_is_above_2_but_falls_is_no_finding(
