@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from trimtab.analysis.lookup import find_logs
+from trimtab import registry
+from trimtab.analysis.lookup import find_logs, run_place
 from trimtab.cli.checkpoint_places import find_places
 from trimtab.errors import CheckpointError, LogError
-from trimtab.log.folder import is_run_folder
+from trimtab.log.folder import RUNS_NAME, is_run_folder, run_folders
 from trimtab.log.reader import open_log
 from trimtab.resume.listing import list_checkpoints
-from trimtab.resume.names import named
+from trimtab.resume.names import named, scan
 from trimtab.text import plain
 
 
@@ -46,7 +47,8 @@ def place_of_run(name: str) -> RunPlace | None:
     try:
         run_folder = Path(find_logs(name).paths[0])
         header = open_log(run_folder).header
-    except LogError:
+    except LogError as error:
+        _refuse_moved(name, error)
         return None  # of a name that is neither whoever looks for checkpoints says what it expected
     run_id = header.run_id
     if run_id is None:
@@ -62,6 +64,30 @@ def place_of_run(name: str) -> RunPlace | None:
         f"{plain(name)} is a run, and no checkpoint of it is in {where} or in the folders in there. Name the folder "
         "that holds its checkpoints."
     )
+
+
+def place_of_runs(folder: Path) -> RunPlace | Path | None:
+    """Where the checkpoints of a folder of run folders (`<out>/trimtab`) are: beside it, as a rule.
+
+    Returns:
+        Those of the run, where it holds one; of several the output folder; None where it is no such folder, or holds
+        checkpoints itself.
+    """
+    place = folder.absolute()
+    runs = run_folders(place.parent) if place.name == RUNS_NAME else []
+    if not runs or scan(folder).found:
+        return None
+    return place_of_run(str(runs[0])) if len(runs) == 1 else place.parent
+
+
+def _refuse_moved(name: str, error: LogError) -> None:
+    """Refuses, with `CheckpointError`, the id of a run that was written elsewhere than it is now."""
+    runs = registry.find(name) if name else []
+    if len({run.run_id for run in runs}) == 1 and not any(map(run_place, runs)):
+        raise CheckpointError(
+            f"{plain(name)} is a run, and the list of runs has it at {plain(runs[0].path)}, which is not there. Name "
+            "the folder that holds its checkpoints, or the run's folder where it is now."
+        ) from error
 
 
 def _holding(out: Path, run_id: str) -> list[Path]:

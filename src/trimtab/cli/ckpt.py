@@ -18,7 +18,7 @@ from trimtab.cli.checkpoint_places import checkpoints_at, find_places, one_folde
 from trimtab.cli.output import answer, json_option, print_path
 from trimtab.cli.progress import stage_progress
 from trimtab.errors import CheckpointError
-from trimtab.log.folder import HEADER_NAME
+from trimtab.log.folder import HEADER_NAME, RUNS_NAME
 from trimtab.report.checkpoints import (
     ListedFolder,
     draw_folders,
@@ -143,10 +143,10 @@ def verify_command(path: str, *, json_file: str | None) -> int:
 def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str | None) -> int:
     """Prints the checkpoint to go on from: the newest that is complete and byte for byte what was saved.
 
-    PATH is the folder that holds them, or a run, by its folder or its id, whose output folder is then looked into. The
-    path alone is on standard output, byte for byte; why newer ones were refused is on standard error, and a
-    warning where the one that is printed is not healthy. In the JSON "path_hex" has the bytes of a path that is not
-    UTF-8, and "last_healthy" what --healthy prints.
+    PATH is the folder that holds them, or a run, by its folder or its id, whose output folder is then looked into;
+    also runs/a/trimtab, the folder of the runs. The path alone is on standard output, byte for byte; why newer ones
+    were refused is on standard error, and a warning where the one that is printed is not healthy. In the JSON
+    "path_hex" has the bytes of a path that is not UTF-8, and "last_healthy" what --healthy prints.
 
     \b
     Example:
@@ -181,12 +181,15 @@ def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str
 def _place_to_pick_from(path: str) -> tuple[Path, str | None]:
     """The folder of checkpoints that is meant, and the run where it is named by that."""
     place = Path(path)
-    if place.is_dir() and not os.path.lexists(place / HEADER_NAME):
+    is_runs = place.is_dir() and place.absolute().name == RUNS_NAME
+    if place.is_dir() and not is_runs and not os.path.lexists(place / HEADER_NAME):
         return place, None
     # Imported here, as below.
-    from trimtab.cli.checkpoints_of_run import place_of_run
+    from trimtab.cli.checkpoints_of_run import place_of_run, place_of_runs
 
-    found = place_of_run(path)
+    found = (place_of_runs(place) if is_runs else None) or place_of_run(path)
+    if isinstance(found, Path):
+        return found, None
     return (place, None) if found is None else (found.folder, found.run_id)
 
 

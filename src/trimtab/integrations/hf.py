@@ -180,6 +180,7 @@ class TrainerRun(HostedRun):
         @functools.wraps(train)
         def recorded_train(*args: Any, **kwargs: Any) -> Any:
             reason = "closed"
+            num_before = self._num_trainings
             self._training = True
             # The last to hear of a save: who hears of it before may still change its files.
             trainer.remove_callback(_AfterSaves)
@@ -194,7 +195,7 @@ class TrainerRun(HostedRun):
                 reason = type(error).__name__
                 raise
             finally:
-                self._end_training(reason)
+                self._end_training(reason, has_begun=self._num_trainings > num_before)
 
         trainer.get_train_dataloader = tagged_loader
         trainer.training_step = recorded_training_step
@@ -282,20 +283,23 @@ class TrainerRun(HostedRun):
             self._micros = None
             self._window.unhook()
 
-    def _end_training(self, reason: str) -> None:
-        """Closes the log and says what it holds; never raises, for training may be ending by an exception already."""
+    def _end_training(self, reason: str, *, has_begun: bool) -> None:
+        """Closes the log and says what it holds; never raises, for training may be ending by an exception already.
+
+        Of one that was refused before it began nothing is said: the log at hand is an earlier one's.
+        """
         self._training = False
         self._remove_taps()
         self._saving.end()
         self._gate.remove()
         self._data.tell_outcome()
-        if self._core.is_first_rank:
+        if has_begun and self._core.is_first_rank:
             self._window.tell_further_terms()
         self._core.close(reason=reason)
         self._has_ended = True
         if self._watching is not None:
             self._watching.remove()
-        if self.folder is not None and self._core.is_first_rank:
+        if has_begun and self.folder is not None and self._core.is_first_rank:
             tell_findings(self.folder, ended_by=reason)
 
     # Words.

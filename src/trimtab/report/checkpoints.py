@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trimtab.report.lines import draw_table, make_table, number, say, tell
-from trimtab.resume.doubt import gist, short
+from trimtab.resume.doubt import finding_in, short
 from trimtab.resume.info import CheckpointInfo, Refused, VerifyReport
 from trimtab.resume.names import Ignored
 from trimtab.text import plain
@@ -97,7 +98,7 @@ def draw_remarks(info: CheckpointInfo, *, last_healthy: str | None = None, conso
     tell(console, f"step {info.step}, {health}")
     if last_healthy is not None:
         tell(console, f"warning: {plain(last_healthy)}", style="bold")
-    _draw_reasons("refused", info.refused, len(info.refused), console=console)
+    _draw_refused(info.refused, console=console)
     for notice in info.notices:
         tell(console, f"note: {plain(notice)}")
     _draw_reasons("ignored", info.ignored, info.num_ignored, console=console)
@@ -187,14 +188,29 @@ def _because(info: CheckpointInfo) -> str:
 
 def _draw_reasons_in_full(infos: Sequence[CheckpointInfo], *, console: Console) -> None:
     """Draws once each what the rows tell shortly."""
-    reasons = {gist(reason): reason for info in infos for reason in info.unhealthy_because if short([reason]) != reason}
+    reasons: dict[str, str] = {}  # of a finding as it was seen last: the newest checkpoint is first
+    for info in infos:
+        for reason in info.unhealthy_because:
+            if short([reason]) != reason:
+                reasons.setdefault(finding_in(reason), reason)
     for reason in list(reasons.values())[:MAX_REASONS]:
         tell(console, plain(reason))
     if len(reasons) > MAX_REASONS:
         say(console, f"{len(reasons) - MAX_REASONS:,} more reasons; --json has them in full")
 
 
-def _draw_reasons(what: str, entries: Sequence[Refused | Ignored], num_entries: int, *, console: Console) -> None:
+def _draw_refused(entries: Sequence[Refused], *, console: Console) -> None:
+    """Draws why each was refused, once for all that follow one another and were refused for the same reason."""
+    groups = [list(group) for _, group in groupby(entries, key=lambda entry: entry.reason)]
+    for group in groups[:MAX_IGNORED]:
+        newest, oldest = plain(group[0].path.name), plain(group[-1].path.name)
+        names = newest if len(group) == 1 else f"{oldest} to {newest} ({len(group):,} checkpoints)"
+        tell(console, f"refused: {names}: {plain(group[0].reason)}")
+    if len(groups) > MAX_IGNORED:
+        say(console, f"refused: {sum(map(len, groups[MAX_IGNORED:])):,} more; --json lists them")
+
+
+def _draw_reasons(what: str, entries: Sequence[Ignored], num_entries: int, *, console: Console) -> None:
     for entry in entries[:MAX_IGNORED]:
         tell(console, f"{what}: {plain(entry.path.name)}: {plain(entry.reason)}")
     if num_entries > MAX_IGNORED:

@@ -23,6 +23,9 @@ MAX_SHORT: Final = 160
 _HEAD: Final = re.compile(r"([^:]{1,300} at step [0-9]+): ")
 """What a watch's reason begins with: what, where and when. The rest of it is figures."""
 
+_SINCE: Final = re.compile(r"(.*?) (?:at|since) step ([0-9]+)(?:, last seen at step [0-9]+)?")
+"""What and where, and the step at which it was found first."""
+
 
 def with_doubts(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
     """Checkpoints, with what speaks against those that were healthy when they were saved.
@@ -48,10 +51,20 @@ def short(because: Sequence[str]) -> str:
     return "; ".join(_short(reason) for reason in because)
 
 
-def gist(reason: str) -> str:
-    """What a reason says, without its head: the same in all checkpoints that were saved while it was so."""
+def finding_in(reason: str) -> str:
+    """What a reason is about and since when: the same in all checkpoints that were saved while it was so.
+
+    Its figures are those of the last time that it was seen, and differ.
+
+    Example:
+        >>> finding_in("collapse in moe since step 200, last seen at step 250: MaxVio 3")
+        'collapse in moe: 200'
+        >>> finding_in("collapse in moe at step 200: MaxVio 2")
+        'collapse in moe: 200'
+    """
     head = _HEAD.match(reason)
-    return reason[head.end() :] if head is not None else reason
+    since = _SINCE.fullmatch(head[1]) if head is not None else None
+    return f"{since[1]}: {since[2]}" if since is not None else reason
 
 
 def found_late(because: str, *, since_step: int) -> str:

@@ -36,7 +36,8 @@ class WatchConfig:
         z_sum_high: Likewise.
         z_growth: A z that rises by this factor over four reports in a row (or four groups of 4, 16, 64 or 256) grows.
         router_warmup_steps: Until then z may grow fast to three times what zero logits give, (ln E)^2; slowly always.
-            Until then too, a load on few experts marks a checkpoint only once three reports in a row show it.
+            Until then too, a load on few experts, or half of them dead, marks a checkpoint only once three reports have
+            shown it; at once where two had shown the layer well.
         load_balance_rising_above: A load balance (1 at balance) that rises above it is warned of.
         load_balance_high: Above it a load balance is warned of whether it rises or not.
         collapse_load: Share of the possible load entropy (0: all tokens on the same experts, 1: balanced) under which a

@@ -1,8 +1,8 @@
-"""`AlikeRanks`: sees to it that the ranks of a run have the same guard and the same watch before figures are summed.
+"""`AlikeRanks`: sees to it that all ranks of a run watch alike before figures of routers are summed over them.
 
-Enters: a run, on one of several ranks. Leaves: a `UsageError`, or a watch that measures no routers, where a sum over
-ranks would have met another collective, which ends a training by gloo and hangs it by NCCL. Invariant: it calls no
-collective, and a run that has neither guard nor watch never waits.
+Enters: a run, on one of several ranks. Leaves: a `UsageError` on every rank, or a watch that measures no routers, where
+a sum over ranks would have met another collective. Invariant: it calls no collective, and a run that sums no figures of
+routers neither asks nor waits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from trimtab.errors import UsageError
 from trimtab.notices import warn
 from trimtab.run import RunCore
+from trimtab.text import listed
+from trimtab.torch.consent import SumConsent
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.told_settings import PATIENCE_S, ToldSettings
 
 
 class AlikeRanks:
-    """What the ranks of one run have.
+    """What the ranks of one run watch.
 
     Args:
         core: The run.
@@ -24,64 +25,55 @@ class AlikeRanks:
 
     def __init__(self, core: RunCore, *, ranks: Ranks) -> None:
         self._core = core
-        self._rank = ranks.rank
-        self._told = ToldSettings(ranks) if not ranks.alone else None
-        self._watches_agree = False
+        self._ranks = ranks
+        self._consent: SumConsent | None = None
+        self._is_settled = ranks.alone
 
     def begin(self) -> None:
-        """Tells the others before the first micro-batch what this rank has; with a guard it waits for them to tell.
-
-        Raises:
-            UsageError: This rank has a guard and another has none, which would reduce gradients meanwhile.
-        """
-        if self._told is None or self._told.has_told:
-            return
-        guard: dict[str, object] | None = {} if self._core.guard is not None else None
+        """Offers to sum, before the first micro-batch of a run that has routers to watch. Never waits."""
         watch = self._core.watch
-        self._told.tell({"guard": guard, "watch": watch.settings if watch is not None else None})
-        if guard is None:
+        if self._is_settled or self._consent is not None or watch is None or not watch.settings["watches_routers"]:
             return
-        found = self._told.agreed("guard", guard, patience_s=PATIENCE_S)
-        if found is not None and found.lacking:
-            raise UsageError(
-                f"Rank {self._rank} has a guard, and {found.who_has_none('guard')}. Pass the same guard= on every "
-                "rank: each decides for itself, from the same sums."
-            )
+        self._consent = SumConsent(self._ranks, watch.settings)
 
     def before_report(self) -> None:
-        """Compares watches, before a step ends with which figures may be summed; belongs into every step.
+        """Settles whether figures are summed; belongs into every step, before it ends.
 
-        One look a step until all ranks have told, which after the first reduction of gradients they have. Where a
-        report is due, which is the first to sum anything, it waits. Where some rank has none, routers are left out.
+        One look a step until all have accepted, which after some reductions of gradients they have. Where a report is
+        due, which is the first to sum anything, it waits. Where some rank does not watch, routers are left out.
 
         Raises:
-            UsageError: All ranks have a watch, and other settings; on each of them.
+            UsageError: All ranks have a watch, and other settings; on each of them, at the end of the same step.
         """
-        watch = self._core.watch
-        if self._told is None or self._watches_agree or watch is None:
+        watch, consent = self._core.watch, self._consent
+        if self._is_settled or consent is None or watch is None:
             return
-        is_due = self._core.step % watch.config.report_every == 0
-        found = self._told.agreed("watch", watch.settings, patience_s=PATIENCE_S if is_due else 0.0)
-        if found is None:
+        step = self._core.step
+        answer = consent.look(step, waits=step % watch.config.report_every == 0)
+        if answer is None:
             return
-        self._watches_agree = True
-        if found.is_whole and found.unlike:
-            unlike = ", ".join(f"{name}={value!r}" for name, value in watch.settings.items() if name in found.unlike)
+        self._is_settled = True
+        rank = self._ranks.rank
+        if answer.outcome == "unlike":
+            unlike = ", ".join(f"{name}={value!r}" for name, value in watch.settings.items() if name in answer.unlike)
             raise UsageError(
-                f"The ranks have watches with different settings; rank {self._rank} has {unlike}. Pass the same watch= "
-                "on every rank: figures are summed over ranks at the same steps."
+                f"The ranks have watches with different settings; rank {rank} has {unlike}. Pass the same watch= on "
+                "every rank: figures are summed over ranks at the same steps."
             )
-        if found.is_whole or not watch.settings["watches_routers"]:
-            return
-        watch.leave_out_routers()
-        warn(
-            "watch",
-            f"Trimtab does not watch the routers of this run: rank {self._rank} has a watch, and "
-            f"{found.who_has_none('watch')}. Pass the same watch= on every rank: their figures are summed over all.",
-        )
+        if answer.outcome == "some":
+            watch.leave_out_routers()
+            who = listed(map(str, answer.missing), most=8) if answer.missing else ""
+            others = f"rank {who} has not" if len(answer.missing) == 1 else f"ranks {who} have not"
+            why = f"{others}, or came late to its first report" if who else "the ranks could not ask each other"
+            warn(
+                "watch",
+                f"Trimtab does not watch the routers of this run: rank {rank} has a watch, and {why}. Pass the "
+                "same watch= on every rank: their figures are summed over all.",
+            )
 
     def end(self) -> None:
         """Says that the run has ended on this rank."""
-        if self._told is not None:
-            self._told.end()
-        self._watches_agree = False
+        if self._consent is not None:
+            self._consent.end()
+        self._consent = None
+        self._is_settled = self._ranks.alone

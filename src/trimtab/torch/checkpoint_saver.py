@@ -21,7 +21,7 @@ from trimtab.log.folder import check_run_id, new_run_id
 from trimtab.notices import say, warn
 from trimtab.resume.describe import next_serial
 from trimtab.resume.disk_changes import Disk
-from trimtab.resume.doubt import gist, short
+from trimtab.resume.doubt import finding_in, short
 from trimtab.resume.drafts import remove_checkpoint
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.listing import info_of, list_checkpoints
@@ -77,7 +77,7 @@ class Saver:
         self._looks = looks
         self._has_saved = False
         self._told: set[str] = set()
-        """The gist of the reasons for which a checkpoint was called not healthy."""
+        """The findings among the reasons for which a checkpoint was called not healthy."""
 
     def begin(self, given: Given, *, copies: bool) -> Callable[[], CheckpointInfo]:
         """Takes the values of every rank, and begins a draft.
@@ -198,8 +198,8 @@ class Saver:
 
     def _tell_unhealthy(self, path: Path, because: tuple[str, ...]) -> None:
         """Says why a checkpoint is not healthy: each reason in full once, and shortly from then on."""
-        reasons = [short([reason]) if gist(reason) in self._told else reason for reason in because]
-        self._told.update(map(gist, because))
+        reasons = [short([reason]) if finding_in(reason) in self._told else reason for reason in because]
+        self._told.update(map(finding_in, because))
         warn(_LOG, f"{plain(str(path))} is saved and not healthy: {'; '.join(reasons)}")
 
     def _rotate(self, written: Path, *, run_id: str) -> None:

@@ -20,6 +20,7 @@ from trimtab.notices import say, warn, warn_setting
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.text import plain
 from trimtab.torch.router.families import find_routers, unread_routers
+from trimtab.torch.router.supposed import supposed_routers
 from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.vitals import VitalsProbe
 from trimtab.watching import OnFinding, Watch
@@ -115,6 +116,7 @@ class ChosenWatch:
         """
         routers = ""
         unread: tuple[str, ...] = ()
+        supposed = ""
         if self._own is not None:
             routers = " and the routers of its RouterWatch"
         elif model is not None and (found := find_routers(model)):
@@ -122,6 +124,7 @@ class ChosenWatch:
             routers = f" and {len(found)} {'router' if len(found) == 1 else 'routers'} ({kinds})"
         elif model is not None:
             unread = unread_routers(model)  # of a model with others they are notes of its reports
+            supposed = "" if unread else supposed_routers(model)
         every = self.config.report_every
         steps = "step" if every == 1 else f"{every} steps"
         say("watch", f"Trimtab watches the run's health{routers}, and reports every {steps}.")
@@ -130,6 +133,13 @@ class ChosenWatch:
                 "watch",
                 f"Trimtab watches no router of this model: {sentence}. Make watch=moe.RouterWatch(model, routers=...) "
                 "of modules that give logits, or tap them by RouterWatch.tap.",
+            )
+        if supposed:
+            warn(
+                "watch",
+                f"Trimtab watches no router of this model, and does not know these: {supposed}. If they route tokens "
+                "to experts, pass watch=trimtab.moe.RouterWatch(model, routers=..., top_k=...), with the modules that "
+                "give logits.",
             )
 
     def remove(self) -> None:

@@ -41,7 +41,7 @@ def test_the_log_decides_where_no_manifest_says_anything(trimtab, checkpoint, re
     assert result.stdout == "runs/a/step_40\n"
     said = "after step 40, the last known to be well before eval_regression, found at step 160"
     assert [line for line in result.stderr.splitlines() if line.startswith("refused")] == [
-        f"refused: step_{step}: {said}" for step in (160, 120, 80)
+        f"refused: step_80 to step_160 (3 checkpoints): {said}"
     ]
     assert "has a finding against the checkpoints after step 40 to the end of the log" in result.stderr
     assert "shows no trouble" not in result.stderr
@@ -88,18 +88,54 @@ def test_a_run_with_checkpoints_in_two_folders_asks_which(trimtab, checkpoint, r
 def test_ls_tells_a_long_reason_once_and_shortly_at_each(trimtab, checkpoint):
     checkpoint(100)
     checkpoint(150)
-    checkpoint(200, because=f"collapse in moe at step 200: {LONG}", unhealthy_since=100)
-    checkpoint(250, because=f"collapse in moe since step 200, last seen at step 250: {LONG}", unhealthy_since=100)
+    checkpoint(200, because=f"collapse in moe at step 200: {LONG} MaxVio 2.9", unhealthy_since=100)
+    checkpoint(
+        250, because=f"collapse in moe since step 200, last seen at step 250: {LONG} MaxVio 3", unhealthy_since=100
+    )
     lines = trimtab("ckpt", "ls", "runs/a").stdout.splitlines()
     assert "    not healthy: collapse in moe since step 200, last seen at step 250" in lines
     assert "    not healthy: collapse in moe at step 200" in lines
     (doubt,) = [line for line in lines if line.startswith("    in doubt")]
     assert doubt.startswith("    in doubt: after step 100, the last known to be well before collapse in moe since step")
-    assert sum("the load has collapsed" in line for line in lines) == 1
+    (whole,) = [line for line in lines if "the load has collapsed" in line]
+    assert "last seen at step 250" in whole
     # and a program has all of it
     (folder,) = json.loads(trimtab("ckpt", "ls", "--json", "-", "runs/a").stdout)["folders"]
     assert [len(entry["unhealthy_because"][0]) > 300 for entry in folder["checkpoints"][:2]] == [True, True]
     assert [entry["doubt"] is None for entry in folder["checkpoints"]] == [True, True, False, True]
+
+
+def test_the_folder_of_the_runs_stands_for_the_checkpoints_beside_it(
+    trimtab, checkpoint, record_evaluations, here, monkeypatch
+):
+    # given one run in it, whose checkpoints are a level down
+    folder = record_evaluations([3.5], run_id="r-1")
+    checkpoint(100, run_id="r-1", out="runs/a/checkpoints")
+    assert trimtab("ckpt", "pick", "runs/a/trimtab").stdout == f"{here / 'runs/a/checkpoints/step_100'}\n"
+    # and given a second one, which saved later
+    record_evaluations([3.5], run_id="r-2")
+    checkpoint(120, run_id="r-2", out="runs/a/checkpoints")
+    expected = f"{here / 'runs/a/checkpoints/step_120'}\n"
+    assert trimtab("ckpt", "pick", folder.parent).stdout == expected
+    # and from inside of it
+    monkeypatch.chdir(folder.parent)
+    assert trimtab("ckpt", "pick", ".").stdout == expected
+
+
+def test_checkpoints_in_a_folder_called_trimtab_are_those_that_are_meant(trimtab, checkpoint):
+    checkpoint(100, out="runs/a/trimtab")
+    assert trimtab("ckpt", "pick", "runs/a/trimtab").stdout == "runs/a/trimtab/step_100\n"
+
+
+def test_the_id_of_a_run_whose_folder_was_moved_says_where_it_was(trimtab, record_evaluations, here):
+    folder = record_evaluations([3.5], run_id="r-1")
+    folder.rename(here / "elsewhere")
+    for command in (("pick",), ("pick", "--healthy")):
+        result = trimtab("ckpt", *command, "r-1")
+        assert (result.exit_code, result.stdout) == (1, "")
+        said = " ".join(result.stderr.split())
+        assert f"r-1 is a run, and the list of runs has it at {folder}, which is not there." in said
+    assert "which is not there" not in trimtab("ckpt", "pick", "nobody").stderr
 
 
 def test_a_quiet_log_does_not_contradict_what_a_manifest_says(trimtab, checkpoint, record_evaluations):

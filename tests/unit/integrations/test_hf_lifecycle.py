@@ -301,6 +301,20 @@ def test_a_training_that_never_began_leaves_nothing(bench):
     assert run.folder is None
 
 
+def test_a_refused_training_says_nothing_of_the_run_before_it(bench, said):
+    # given a training that went well
+    trainer = bench.trainer()
+    run = trimtab.attach(trainer)
+    trainer.train()
+    last = f": trimtab rewind {run.run_id}"
+    assert said()[-1].endswith(last)
+    # when the next one is refused before it begins
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        trainer.train(resume_from_checkpoint="nowhere")
+    # then the run that it did not touch is told of once
+    assert sum(line.endswith(last) for line in said()) == 1
+
+
 def test_everything_is_put_back_after_training(bench):
     # given
     setting = dict(loss_func="token mean", args=dict(label_smoothing_factor=0.1))

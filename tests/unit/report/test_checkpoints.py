@@ -54,6 +54,19 @@ def test_ignored_entries_are_told_up_to_a_limit():
     assert "ignored: 99,980 more; --json lists the first 25" in lines
 
 
+def test_refusals_for_the_same_reason_are_told_once():
+    reasons = {160: "in doubt", 120: "in doubt", 80: "in doubt", 60: "model.pt is empty", 40: "in doubt"}
+    refused = tuple(Refused(Path(f"a/step_{step}"), reason) for step, reason in reasons.items())
+    assert drawn(draw_remarks, info(20, refused=refused))[1:] == [
+        "refused: step_80 to step_160 (3 checkpoints): in doubt",
+        "refused: step_60: model.pt is empty",
+        "refused: step_40: in doubt",
+    ]
+    # and what is left is counted by checkpoints
+    many = tuple(Refused(Path(f"a/step_{step}"), f"why {step // 2}") for step in range(2 * MAX_IGNORED + 6, 1, -1))
+    assert drawn(draw_remarks, info(1, refused=many))[-1] == "refused: 6 more; --json lists them"
+
+
 def test_a_folder_in_a_list_is_json_without_what_only_a_choice_has():
     folder = ListedFolder(Path("a"), (info(refused=(Refused(Path("b"), "why"),)),), (Ignored(Path("a/x"), "why"),), 1)
     document = folder.to_dict()

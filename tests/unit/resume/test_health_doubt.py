@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.errors import CheckpointError
-from trimtab.resume.doubt import gist, short
+from trimtab.resume.doubt import finding_in, short
 from trimtab.resume.listing import list_checkpoints
 from trimtab.resume.manifest import read_manifest
 from trimtab.resume.rotation import relied_on, to_delete
@@ -117,15 +117,15 @@ def test_a_manifest_holds_since_when_and_an_older_one_does_not_know(save: Save) 
             read_manifest(save(step, unhealthy_since=wrong))
 
 
-def test_a_long_reason_is_its_head_and_its_gist_is_the_rest() -> None:
+def test_a_long_reason_is_its_head_and_its_finding_has_one_name() -> None:
     text = "in layer blocks.1.gate the load has collapsed: " + "nearly all tokens go to few experts " * 4
     early = f"collapse in blocks.1.gate at step 200: {text}"
     late = f"collapse in blocks.1.gate since step 200, last seen at step 250: {text}"
     assert short([early, "w: 1 entry is NaN"]) == "collapse in blocks.1.gate at step 200; w: 1 entry is NaN"
-    assert gist(early) == gist(late) == text
+    assert finding_in(early) == finding_in(late.replace(text, "other figures"))
     # what nobody has found at a step is told whole while it is short
     weight = (
         "model's 0.bias: 1 entry is NaN or infinite and was finite at the run's beginning, the first at flat index 0"
     )
-    assert short([weight]) == gist(weight) == weight
+    assert short([weight]) == finding_in(weight) == weight
     assert len(short(["x" * 5_000])) == 160

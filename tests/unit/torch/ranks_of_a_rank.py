@@ -1,7 +1,6 @@
 """What each of two real ranks does for `test_ranks.py` and `test_meeting.py`."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from trimtab.guard import GuardConfig
 from trimtab.recording import Word
 from trimtab.torch.meeting import StoreMeeting, default_store, meeting_place
 from trimtab.torch.ranks import Ranks
-from trimtab.torch.told_settings import ToldSettings
 from trimtab.values import RunHeader
 
 _groups: list[dist.ProcessGroup] = []
@@ -194,42 +192,5 @@ def meet_where_the_store_is_gone(out: str) -> list[Any]:
         if meeting.rank == 0:
             meeting.tell(Word("r", 1, "/r"))
         return [meeting.heard()]
-    finally:
-        dist.distributed_c10d._get_default_store = private
-
-
-def answers_early_and_late() -> list[Any]:
-    """Rank 0 asks before rank 1 has told anything; rank 1 tells and asks, then rank 0 asks once more."""
-    told = ToldSettings(Ranks.of())
-    own: dict[str, object] = {"every": 10}
-    answers = []
-    for turn in (0, 1, 0):
-        if dist.get_rank() == turn:
-            if not told.has_told:
-                answers.append(told.agreed("watch", own))
-                told.tell({"watch": own})
-                answers.append(told.agreed("watch", own))
-            answers.append(told.agreed("watch", own, patience_s=0.05))
-        dist.barrier()
-    told.end()
-    return [None if answer is None else asdict(answer) for answer in answers]
-
-
-def told_where_the_store_is(how: str) -> dict[str, Any]:
-    """Tells and asks with a torch that hands out no store, or whose store raises at each question."""
-
-    class Gone:
-        def __getattr__(self, name: str) -> Any:
-            raise dist.DistNetworkError("connection reset by peer")
-
-    private = dist.distributed_c10d._get_default_store
-    dist.distributed_c10d._get_default_store = Gone if how == "gone" else (lambda: None)
-    try:
-        told = ToldSettings(Ranks.of())
-        told.tell({"watch": None})
-        answer = told.agreed("watch", {}, patience_s=60.0)
-        told.end()
-        assert answer is not None
-        return asdict(answer)
     finally:
         dist.distributed_c10d._get_default_store = private

@@ -3,6 +3,8 @@
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trimtab import GuardConfig, Run, WatchConfig, WatchFinding
+from trimtab import Run, WatchConfig, WatchFinding
 
 _spec = importlib.util.spec_from_file_location("moe_of_a_run", Path(__file__).with_name("moe_of_a_run.py"))
 moe = importlib.util.module_from_spec(_spec)
@@ -97,13 +99,48 @@ def train_where_some_have_no_watch(ranks_with_watch: list[int], out: str | None,
     return {"said": says.lines, "folder": folder, "weights": [data.hex() for data in moe.weights(model)]}
 
 
-def train_without_a_run_on_rank_1() -> dict[str, Any]:
-    alike = sys.modules["trimtab.torch.alike"]
-    patience, alike.PATIENCE_S = alike.PATIENCE_S, 0.5
+@contextmanager
+def patience_of(seconds: float) -> Iterator[None]:
+    """Waits so long for the other ranks at a first report."""
+    consent = sys.modules["trimtab.torch.consent"]
+    patience, consent.PATIENCE_S = consent.PATIENCE_S, seconds
     try:
-        return train_where_some_have_no_watch([0], None, makes_run=False)
+        yield
     finally:
-        alike.PATIENCE_S = patience
+        consent.PATIENCE_S = patience
+
+
+def train_after_a_run_that_was_left_open(out: str) -> dict[str, Any]:
+    """Rank 0 trains two steps alone, watched, and never closes; then both train together."""
+    left = None
+    if dist.get_rank() == 0:
+        model, optimizer = moe.new_training()
+        left = Run(None, record=False, model=model, optimizer=optimizer, max_grad_norm=1.0, **moe.settings(model))
+        moe.train(left, model, range(1, 3))
+    answer = train(out, num_steps=10, collapse_at=0, watch=True)
+    if left is not None:
+        left.close()
+    return answer
+
+
+def train_where_the_store_is_gone() -> dict[str, Any]:
+    """As after the host of the store has died: each question to it raises."""
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            raise dist.DistNetworkError("connection reset by peer")
+
+    private = dist.distributed_c10d._get_default_store
+    dist.distributed_c10d._get_default_store = Gone
+    try:
+        return train_where_some_have_no_watch([0, 1], None, makes_run=True)
+    finally:
+        dist.distributed_c10d._get_default_store = private
+
+
+def train_without_a_run_on_rank_1() -> dict[str, Any]:
+    with patience_of(0.5):
+        return train_where_some_have_no_watch([0], None, makes_run=False)
 
 
 def train_alone_before(out: str) -> dict[str, Any]:
@@ -116,28 +153,14 @@ def train_alone_before(out: str) -> dict[str, Any]:
     return train(out, num_steps=10, collapse_at=0, watch=True)
 
 
-def refusal_of_a_guard_on_rank_0() -> str:
-    """What a rank hears where rank 0 alone has a guard; the model reduces no gradients, for one of them would wait."""
-    model, optimizer = moe.new_training()
-    guard = GuardConfig(rule="robust") if dist.get_rank() == 0 else None
-    run = Run(None, record=False, model=model, optimizer=optimizer, guard=guard)
-    try:
-        moe.train(run, model, range(1, 2))
-    except ValueError as error:
-        return str(error)
-    finally:
-        run.close()
-    return "trained"
-
-
 def refusal_of_unlike_settings() -> str:
     """What a rank hears that watches at other steps than the other."""
     model, optimizer = moe.new_training()
     wrapped = DistributedDataParallel(model)
-    watch = WatchConfig(report_every=10 + dist.get_rank())
-    run = Run(None, record=False, model=wrapped, optimizer=optimizer, watch=watch)
+    watched = moe.settings(wrapped, report_every=10 + dist.get_rank())
+    run = Run(None, record=False, model=wrapped, optimizer=optimizer, **watched)
     try:
-        moe.train(run, wrapped, range(1, 2))
+        moe.train(run, wrapped, range(1, 6))
     except ValueError as error:
         return str(error)
     finally:

@@ -80,22 +80,3 @@ def test_ranks_with_other_settings_are_refused_on_both_and_told_what_differs(pai
 
 def test_one_process_has_nobody_to_differ_from() -> None:
     Ranks.of().refuse_unlike({"multiplier": 2.0})
-
-
-NOBODY: dict[str, Any] = {"lacking": [], "silent": [], "unlike": []}
-
-
-def test_who_asks_too_early_and_who_asks_late_get_the_same_answer(pair: Any) -> None:
-    # given: nothing was told before rank 0 asks; it then gives up on rank 1
-    first, second = pair.call("answers_early_and_late")
-    given_up = NOBODY | {"silent": [1]}
-    assert first == [NOBODY, None, given_up, given_up]
-    # then rank 1, by which time both have told, hears the same
-    assert second[-1] == given_up
-    # and the next run begins anew
-    assert pair.call("answers_early_and_late")[0] == first
-
-
-@pytest.mark.parametrize("how", ["gone", "none"])
-def test_without_a_store_nothing_is_compared_and_nobody_waits(pair: Any, how: str) -> None:
-    assert pair.call("told_where_the_store_is", how=how, timeout_s=20.0) == [NOBODY, NOBODY]

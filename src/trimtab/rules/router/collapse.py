@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from trimtab.rules.router.condition import TAKES_ALL, Condition, condition_of, part_of_uniform
 from trimtab.rules.router.per_layer import PerLayer
-from trimtab.rules.router.persistence import MAY_PASS, Persistence
+from trimtab.rules.router.persistence import LASTS, MAY_PASS, Persistence
 from trimtab.rules.router.signs import Judgement, Seen, Sign, also_in, layers_named, number
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, is_finite, read_entries
@@ -32,7 +32,7 @@ elsewhere at 8 experts. That needs no second report."""
 NO_LONGER_UNIFORM: Final = 0.97
 """Part of ln E under which a router that was uniform chooses again."""
 
-_ONCE, _LASTING = range(2)
+_MAY_PASS, _WEIGHS = range(2)
 
 _WAYS: Final = {
     "uniform": "the router is uniform, and ties send nearly all tokens to few experts",
@@ -67,29 +67,37 @@ class Collapse(Judgement):
             had_learnt = surest is not None and surest <= HAD_LEARNT
             way = _way(condition, self._config, had_learnt=had_learnt)
             if way is not None:
-                lasts = self._persistence.lasts(layer.name, step=seen.report.step)
                 is_total = way == "first_choice" or (
                     way != "forgot" and condition.load is not None and condition.load < TOTAL
                 )
-                rank = _LASTING if lasts or is_total else _ONCE
-                yield Sign(layer=layer.name, topic="collapse", rank=rank, figures={"way": way, **condition.figures})
+                weight = self._persistence.weigh(layer.name, step=seen.report.step, is_sure=is_total)
+                yield Sign(
+                    layer=layer.name,
+                    topic="collapse",
+                    rank=_WEIGHS if weight.is_full else _MAY_PASS,
+                    figures={"way": way, **condition.figures},
+                    is_worse_now=weight.is_new,
+                )
             elif _is_back(condition, part, had_learnt=had_learnt):
-                self._persistence.end(layer.name)
+                self._persistence.see_well(layer.name)
                 yield Sign(layer=layer.name, topic="collapse", is_over=True)
 
     def tell(self, report: RouterReport, signs: Sequence[Sign]) -> WatchFinding:
-        """One finding, which names the way of each layer; a warning of one that may pass, in a young run."""
+        """One finding, which names the way of each layer; a warning of what may pass, in a young run."""
         parts = []
         for way, meaning in _WAYS.items():
             those = [sign for sign in signs if sign.figures["way"] == way]
             if those:
                 parts.append(f"in {layers_named(those[:1])} {meaning} ({_figures(those[0].figures)}){also_in(those)}")
-        if signs[0].rank == _ONCE:
-            return self.finding(report, signs, "; ".join(parts) + MAY_PASS)
-        return self.finding(report, signs, "; ".join(parts), severity="critical", marks_unhealthy=True)
+        text = "; ".join(parts)
+        if signs[0].rank == _MAY_PASS:
+            return self.finding(report, signs, text + MAY_PASS)
+        if all(sign.is_worse_now for sign in signs):
+            text += LASTS
+        return self.finding(report, signs, text, severity="critical", marks_unhealthy=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The lowest token entropy of each layer, as a part of ln E, and for how long each has been collapsed."""
+        """Of each layer the lowest token entropy, as a part of ln E, and how many reports had it collapsed, or well."""
         return {
             "surest": self._surest.state_dict(lambda part: part),
             "persistence": self._persistence.state_dict(),

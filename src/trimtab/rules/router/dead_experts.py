@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from trimtab.rules.router.figures import known_top_k, silent_by_chance, usable_counts
 from trimtab.rules.router.per_layer import PerLayer
-from trimtab.rules.router.persistence import MAY_PASS, Persistence
+from trimtab.rules.router.persistence import LASTS, MAY_PASS, Persistence, Weight
 from trimtab.rules.router.signs import Judgement, Seen, Sign, layers_named, number
 from trimtab.rules.scalar import spelled
 from trimtab.rules.state import damaged, read_count, read_entries
@@ -74,14 +74,16 @@ class DeadExperts(Judgement):
             was_dead = [expert for expert in silence.dead if not _is_fair(counts[expert], counts)]
             self._silence.put(layer.name, silence._replace(dead=tuple(sorted({*was_dead, *dead}))))
             is_half = len(dead) >= UNHEALTHY_FRACTION * len(counts)
-            if not is_half:
-                self._persistence.end(layer.name)
+            weight = Weight(is_full=False, is_new=False)
+            if is_half:
+                weight = self._persistence.weigh(layer.name, step=seen.report.step)
+            elif len(silence.tokens) < UNHEALTHY_FRACTION * len(counts):  # else chance may explain it, so far
+                self._persistence.see_well(layer.name)
             if dead:
-                weighs = is_half and self._persistence.lasts(layer.name, step=seen.report.step)
                 yield Sign(
                     layer=layer.name,
                     topic="dead",
-                    rank=2 * len(dead).bit_length() + weighs,  # odd where it weighs
+                    rank=2 * len(dead).bit_length() + weight.is_full,  # odd where it weighs
                     figures={
                         "num_experts": len(counts),
                         "num_dead": len(dead),
@@ -90,6 +92,7 @@ class DeadExperts(Judgement):
                         "num_tokens": min(silence.tokens[expert] for expert in dead),
                         "first_step": max(silence.since[expert] for expert in dead),
                     },
+                    is_worse_now=weight.is_new,
                     is_harmless=not is_half,
                     first_step=_first_step(dead, silence, is_half=is_half),
                 )
@@ -113,10 +116,12 @@ class DeadExperts(Judgement):
         weighs = any(sign.rank % 2 for sign in signs)
         if not weighs and figures["dead_fraction"] >= UNHEALTHY_FRACTION:
             text += MAY_PASS
+        elif all(sign.is_worse_now for sign in signs):
+            text += LASTS
         return self.finding(report, signs, text, marks_unhealthy=weighs)
 
     def state_dict(self) -> dict[str, Any]:
-        """The silent experts of each layer, and for how long half of them have been dead."""
+        """The silent experts of each layer, and how many reports showed half of them dead, or fewer."""
         return {
             "silence": self._silence.state_dict(_spell_silence),
             "persistence": self._persistence.state_dict(),

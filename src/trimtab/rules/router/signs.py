@@ -35,6 +35,7 @@ class Sign:
         is_over: Whether it is back inside; the rest means nothing then.
         rank: How bad; said again while it stands only under a higher one. Layers of one rank are told together.
         figures: The numbers behind it.
+        is_worse_now: Whether its rank is higher from this report on, because it lasts.
         is_harmless: Whether a model is none the worse for it as it is.
         first_step: First step of what shows it, where that is earlier than this report.
     """
@@ -44,6 +45,7 @@ class Sign:
     is_over: bool = False
     rank: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
+    is_worse_now: bool = False
     is_harmless: bool = False
     first_step: int | None = None
 

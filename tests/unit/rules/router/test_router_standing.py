@@ -1,5 +1,6 @@
 """What stands, for how long, and what it says then: a reason must be true when a checkpoint is saved."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ AT_110 = (4_803, 427, 898, 2_178, 39, 3_534, 814, 129)
 BETWEEN = (5_400, 600, 350, 250, 150, 5_400, 400, 250)
 TOTAL = (6_402, 0, 0, 0, 0, 6_402, 0, 0)
 BALANCED = (1_600,) * 8
+
+FROM_HERE_ON = "; 3 reports have shown it: checkpoints are not healthy from here on"
 
 
 def layer(counts: tuple[int, ...] | None, name: str = "moe", top_k: int = 2) -> LayerFigures:
@@ -56,12 +59,67 @@ def test_one_that_lasts_for_three_reports_marks_and_is_said_as_worse(reports: Re
     ]
     assert marks(rules) == ["collapse", "dead_experts"]
     assert "may find its balance" not in found[2].text + found[3].text
+    assert all(one.text.endswith(FROM_HERE_ON) for one in found[2:])
+    # and what stands later says it no more
+    assert all(FROM_HERE_ON not in one.because for one in rules.standing())
 
 
-def test_three_reports_of_a_young_run_are_in_a_row(reports: ReportsOf) -> None:
-    rules, _ = judged(*reports(*([layer(one)] for one in (AT_20, AT_20, BALANCED, AT_20, AT_20)), begin=20))
+@pytest.mark.parametrize(
+    ("course", "since"),
+    [
+        ((AT_20, AT_20, BALANCED, AT_20), 3),
+        ((AT_20, BALANCED) * 3, 4),
+        ((BALANCED, AT_20) * 3, 3),
+        ((BALANCED, AT_20, AT_20, AT_20), 3),
+        ((AT_20, BETWEEN, BETWEEN, AT_20, BETWEEN, AT_20), 5),
+    ],
+    ids=["after_a_well_one", "every_second", "every_second_but_the_first", "after_the_beginning", "between_the_bounds"],
+)
+def test_a_young_layer_that_is_out_of_line_again_and_again_marks(
+    reports: ReportsOf, course: tuple[tuple[int, ...], ...], since: int
+) -> None:
+    rules, marking = RouterRules(WatchConfig()), []
+    for place, report in enumerate(reports(*([layer(one)] for one in course), begin=20)):
+        marking += [place for one in rules.judge(report) if one.kind == "collapse" and one.marks_unhealthy]
 
-    assert marks(rules) == []
+    assert marking[0] == since
+
+
+@pytest.mark.parametrize("broken", [AT_20, (5_900, 290, 60, 60, 60, 6_403, 213, 60)], ids=["dead", "load_alone"])
+def test_a_young_layer_that_had_found_its_balance_and_breaks_is_judged_at_once(
+    reports: ReportsOf, broken: tuple[int, ...]
+) -> None:
+    # given seven balanced reports, and a resume before the eighth
+    *before, last = reports(*[[layer(BALANCED)]] * 7, [layer(broken)], begin=50)
+    first, _ = judged(*before)
+    rules = RouterRules(WatchConfig())
+    rules.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+    found = rules.judge(last)
+
+    assert last.step == 400
+    assert found[0].severity == "critical"
+    assert all(one.marks_unhealthy for one in found)
+    assert not any("young" in one.text or FROM_HERE_ON in one.text for one in found)
+
+
+def test_a_layer_out_of_line_beside_one_that_is_young_is_judged_by_itself(reports: ReportsOf) -> None:
+    old, young = layer(BALANCED, name="old"), layer(AT_20, name="young")
+    broken = replace(young, name="old")
+    _, found = judged(*reports([old], [old], [broken, young], begin=50))
+
+    collapses = [(one.layers, one.marks_unhealthy) for one in found if one.kind == "collapse"]
+    assert collapses == [(("old",), True), (("young",), False)]
+
+
+def test_silence_that_chance_may_explain_shows_no_layer_well(reports: ReportsOf) -> None:
+    # given 8 tokens a report over the same 4 of 8 experts: some such reports until chance does not explain it
+    few = layer((2, 2, 2, 2, 0, 0, 0, 0), top_k=1)
+    _, found = judged(*reports(*[[few]] * 8, begin=20))
+
+    dead = [(one.step, one.marks_unhealthy) for one in found if one.kind == "dead_experts"]
+    assert dead == [(dead[0][0], False), (dead[0][0] + 100, True)]
+    assert dead[0][0] > 100
 
 
 def test_a_layer_all_of_whose_tokens_go_to_the_same_experts_needs_no_second_report(reports: ReportsOf) -> None:
