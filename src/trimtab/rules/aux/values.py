@@ -100,7 +100,7 @@ class AuxAudit:
         weights: Each term that was asked about; a factor on the whole loss, ce and terms alike, is in none.
         findings: What is wrong, a sentence each.
         notes: What could not be known and why, and what else was seen, a sentence each.
-        is_explained: Whether ce and the terms make up the gradient: both are in it, and nothing else.
+        is_explained: Whether ce and the terms make up the gradient: both are in it, on one scale, and nothing else.
     """
 
     weights: tuple[TermWeight, ...]

@@ -78,7 +78,7 @@ def judge_weights(
         total_equals_ce: Whether the gradient of the loss is that of ce and nothing else.
         rest: What it is that nothing explains.
         rest_share: Its share, of squares, of what of the gradient is not ce.
-        is_ce_in: Whether ce is in the gradient at all.
+        is_ce_in: Whether ce is in the gradient, and terms have the factor that it has.
         notes: What else there is to say.
 
     Returns:

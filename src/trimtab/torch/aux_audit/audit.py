@@ -30,7 +30,7 @@ from trimtab.torch.aux_audit.fitted import HARDLY, Fitted
 from trimtab.torch.aux_audit.forms import LOAD_BALANCE, Definitions, OverLayers, Z
 from trimtab.torch.aux_audit.measure import Losses, Made, Measuring, Seen
 from trimtab.torch.aux_audit.model import unchanged
-from trimtab.torch.aux_audit.notes import notes_of
+from trimtab.torch.aux_audit.notes import notes_of, stands_otherwise
 from trimtab.torch.router.families import Router, Routers, find_routers, named_routers
 from trimtab.torch.router.losses import Convention
 
@@ -188,7 +188,7 @@ def _judged(
         total_equals_ce=once.beside_ce <= _CE_ALONE * once.size,
         rest=rest,
         rest_share=once.rest_share,
-        is_ce_in=fitted.ce is None or abs(fitted.ce) > HARDLY,
+        is_ce_in=(fitted.ce is None or abs(fitted.ce) > HARDLY) and not stands_otherwise(fitted),
         notes=notes_of(fitted, terms, reading=reading),
     )
 

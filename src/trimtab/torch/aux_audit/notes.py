@@ -18,6 +18,12 @@ _ALIKE: Final = 1.5
 """How far ce's weight may be from 1 without a word: by its count of tokens it is a little off in most loops."""
 
 
+def stands_otherwise(fitted: Fitted) -> bool:
+    """Whether ce stands in the gradient with a factor that the terms lack: their weights are then not what they do."""
+    scaled = any(by != 1.0 for by in fitted.factors)
+    return not scaled and fitted.ce is not None and not 1.0 / _ALIKE <= fitted.ce <= _ALIKE
+
+
 def notes_of(fitted: Fitted, terms: Sequence[TermWeight], *, reading: Reading) -> list[str]:
     """The sentences, none where there is nothing to say.
 
@@ -35,10 +41,11 @@ def notes_of(fitted: Fitted, terms: Sequence[TermWeight], *, reading: Reading) -
         )
     elif fitted.ce is not None and abs(fitted.ce) <= HARDLY:
         notes.append("ce is not in the gradient of total, or hardly: is it detached")
-    elif fitted.ce is not None and not 1.0 / _ALIKE <= fitted.ce <= _ALIKE:
+    elif stands_otherwise(fitted):
         notes.append(
-            f"ce weighs {fitted.ce:.4g} in the gradient, and terms do not have that factor: what matters to a router "
-            "is what they weigh beside ce"
+            f"ce weighs {fitted.ce:.4g} in the gradient, and terms do not have that factor: beside ce, which is what "
+            f"matters to a router, each weighs 1 / {fitted.ce:.4g} of what is told. Divide both alike, or hand over ce "
+            "as it stands in total"
         )
     held = [f"{plain(term.name)} with {term.in_ce:.4g}" for term in terms if term.in_ce != 0.0]
     if held:

@@ -44,6 +44,10 @@ _PADDING_UNKNOWN: Final = (
     "that it is counted, if there is any: call the model, or hand over tap(mask=)"
 )
 
+_INTERRUPTED: Final = (
+    "a forward did not come to its end, as by an interrupt: what was heard from it on is in no figure of its report"
+)
+
 _taps: weakref.WeakSet[RouterTap] = weakref.WeakSet()
 
 
@@ -140,6 +144,7 @@ class RouterTap:
         """Forgets forwards that never came to an end, as one that was interrupted; belongs outside of any."""
         if self._outer:
             self.layers.drop_held(self._outer[1].begin if len(self._outer) > 1 else self._begin)
+            self.layers.notes.add(_INTERRUPTED)
             self._are_all = False
             self._outer.clear()
             self._go_on_in(_NO_PASS)
