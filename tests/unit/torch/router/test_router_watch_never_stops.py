@@ -283,15 +283,11 @@ def test_a_model_that_calls_itself_without_gradients_keeps_the_forward_around_it
     assert (report.expected_tokens, report.notes) == (5, ())
 
 
-def tensors_of(least_bytes: int) -> int:
-    """Bytes of the large tensors that are alive."""
+def num_storages_of(size_bytes: int) -> int:
+    """How many tensors' memories of just this size are alive: other tests of the process have left others behind."""
     gc.collect()
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in gc.get_objects()
-        if type(tensor) is torch.Tensor
-    }
-    return sum(size for size in storages.values() if size >= least_bytes)
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor and found.layout is torch.strided]
+    return len({t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() == size_bytes})
 
 
 def test_logits_that_are_a_view_do_not_keep_what_they_are_a_view_of():
@@ -306,12 +302,10 @@ def test_logits_that_are_a_view_do_not_keep_what_they_are_a_view_of():
     model = nn.Sequential(Fused())
     watch = RouterWatch(model, routers=lambda model: [model[0]], top_k=2)
 
-    before = tensors_of(60_000)
     for _ in range(5):
         model(torch.zeros(10, 4)).sum().backward()
-    held = tensors_of(60_000) - before
 
-    assert held == 0  # of 80 KB for each forward
+    assert num_storages_of(10 * 2_008 * 4) == 0
     assert watch.report(1).layers[0].num_tokens == 50
 
 
