@@ -6,6 +6,7 @@ measured is not proven.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from trimtab.proof.checks import NOT_THROUGH
@@ -13,7 +14,7 @@ from trimtab.proof.evidence import RunTrial
 from trimtab.proof.factory import last_line
 from trimtab.proof.mistakes import Mistake
 from trimtab.proof.trial import Trial
-from trimtab.proven import CaseOutcome, CaseResult
+from trimtab.proven import CaseResult
 from trimtab.rules.aux.values import told
 from trimtab.watched import WatchFinding
 
@@ -21,6 +22,9 @@ AUX_WEIGHTS: Final = "aux weights"
 """What reports call the case, and its check."""
 
 _AUDIT: Final = Trial(guard="none", is_audit=True)
+
+_case: Final = partial(CaseResult, case=AUX_WEIGHTS, fault=None, place=None, processes=1, ranks=())
+"""What became of the case, with what it has of no fault."""
 
 _COMPARED: Final = {"accumulation_dependent": ("accumulated", "found"), "logged_differs": ("logged", "value")}
 """Which two figures a finding compares; "found" and "stated" of all others."""
@@ -35,7 +39,9 @@ def judge_audit(run: RunTrial) -> CaseResult | None:
     try:
         [outcome] = run(_AUDIT)
     except Exception as error:  # noqa: BLE001 - whatever it is, the case says so
-        return _result("failed", check=NOT_THROUGH, text=f"The audit of the loop's loss failed: {last_line(error)}.")
+        return _case(
+            outcome="failed", check=NOT_THROUGH, text=f"The audit of the loop's loss failed: {last_line(error)}."
+        )
     audit = outcome.audit
     if audit is None:
         return None
@@ -44,11 +50,13 @@ def judge_audit(run: RunTrial) -> CaseResult | None:
         found, expected = _two_numbers(audit.findings[0])
         mistake = Mistake.aux_weight_off
         text = mistake.sentence(said)
-        return _result("failed", check=AUX_WEIGHTS, found=found, expected=expected, mistake=mistake.name, text=text)
+        return _case(
+            outcome="failed", check=AUX_WEIGHTS, found=found, expected=expected, mistake=mistake.name, text=text
+        )
     if not audit.is_sound:
-        return _result("not_applicable", text=f"{'; '.join(audit.notes) or said}.")
+        return _case(outcome="not_applicable", text=f"{'; '.join(audit.notes) or said}.")
     beside = "".join(f" Beside that, {note}." for note in audit.notes)
-    return _result("proven", text=f"In the gradient {said}, alike whatever the accumulation.{beside}")
+    return _case(outcome="proven", text=f"In the gradient {said}, alike whatever the accumulation.{beside}")
 
 
 def _two_numbers(finding: WatchFinding) -> tuple[float | None, float | None]:
@@ -59,27 +67,3 @@ def _two_numbers(finding: WatchFinding) -> tuple[float | None, float | None]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _result(
-    outcome: CaseOutcome,
-    *,
-    check: str | None = None,
-    found: float | None = None,
-    expected: float | None = None,
-    mistake: str | None = None,
-    text: str,
-) -> CaseResult:
-    return CaseResult(
-        case=AUX_WEIGHTS,
-        fault=None,
-        place=None,
-        processes=1,
-        ranks=(),
-        outcome=outcome,
-        check=check,
-        found=found,
-        expected=expected,
-        mistake=mistake,
-        text=text,
-    )

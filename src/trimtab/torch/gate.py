@@ -261,7 +261,7 @@ class Gate:
             The same, lazily.
 
         Raises:
-            UsageError: If the ranks' watches have different settings; told on all of them, once all have told theirs.
+            UsageError: If the ranks watch routers by different settings; on all of them, at the end of the same step.
         """
         self._alike.before_report()
         core, window, norms = self.core, self.core.window, verdict.blamed
