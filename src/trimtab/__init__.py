@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trimtab.log.reader import Log as Log
     from trimtab.log.reader import open_log as open_log
     from trimtab.log.table import Table as Table
+    from trimtab.rules.schedule import Schedule as Schedule
     from trimtab.rules.watch_config import WatchConfig as WatchConfig
     from trimtab.torch.kits import LossKit as LossKit
     from trimtab.torch.kits import TokenNormedLossKit as TokenNormedLossKit
@@ -57,6 +58,7 @@ _HOMES = {
     "PerTokenLossGuard": "trimtab.guard",
     "RowShare": "trimtab.findings",
     "Run": "trimtab.torch.run",
+    "Schedule": "trimtab.rules.schedule",
     "Spike": "trimtab.findings",
     "Table": "trimtab.log.table",
     "TokenNormedLossKit": "trimtab.torch.kits",

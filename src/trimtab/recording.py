@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from trimtab import __version__
 from trimtab.errors import UsageError
@@ -43,7 +43,9 @@ from trimtab.log.folder import (
 from trimtab.notices import say, warn
 from trimtab.recorder import Observer, Recorder, reason_of
 from trimtab.recorder.backlog import Backlog
+from trimtab.recorder.meeting import NOT_RECORDED, Meeting, Word
 from trimtab.registry import register
+from trimtab.text import plain
 from trimtab.values import Event, MicroBatch, RowIds, RunHeader, StepRow
 
 _CAPACITY_MICROS: Final = 1 << 16  # as many as a recorder lets wait for the disk
@@ -52,53 +54,6 @@ _PATIENCE_S: Final = 15.0
 for in full is only one that never begins. On a machine with eight times its load rank 0 was seen to be 5 s behind."""
 
 _LOOK_INTERVAL_S: Final = 0.05
-
-
-class Word(NamedTuple):
-    """What rank 0 tells.
-
-    Attributes:
-        run_id: The run.
-        attempt: Which attempt of it.
-        folder: The run folder on rank 0, absolute.
-    """
-
-    run_id: str
-    attempt: int
-    folder: str
-
-
-class Meeting(Protocol):
-    """How the ranks above 0 learn from rank 0 where one run is recorded. No method waits for another rank, or raises.
-
-    It begins with the first call of `tell` or `heard`, and by these the runs of a process are counted: a rank calls one
-    of them in each run in which it trains, and in no other.
-
-    Attributes:
-        rank: This process's place among the ranks.
-        world_size: How many they are.
-    """
-
-    rank: int
-    world_size: int
-
-    def tell(self, word: Word) -> None:
-        """Says to all ranks where the run is; `NOT_RECORDED`: that it is nowhere. Rank 0 calls it once."""
-
-    def tell_end(self) -> None:
-        """Says that the run has ended: whoever trains for the first time from now on trains in another one."""
-
-    def heard(self, *, at_end: bool = False) -> Word | None:
-        """What rank 0 said; None if it has not said anything yet.
-
-        Args:
-            at_end: Whether this rank is at its end: then a run that had ended before is taken for its own, if rank 0
-                has begun none since.
-        """
-
-
-NOT_RECORDED: Final = Word("", 0, "")
-"""What rank 0 tells if it does not record: then no rank does."""
 
 
 class Recording:
@@ -155,6 +110,7 @@ class Recording:
         self._meeting = meeting
         self._rank = meeting.rank if meeting is not None else 0
         self._patience_s = patience_s
+        self._opening: tuple[str, dict[str, Any]] | None = None
         self._unwritten = Backlog(_CAPACITY_MICROS, ring_at=_CAPACITY_MICROS)
         self._trains = False
 
@@ -209,6 +165,15 @@ class Recording:
         """Shows what will be recorded to these, in the recorder's thread; belongs before the first `put`."""
         self._observers = observers
 
+    def open_with(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Has an event written before the first micro-batch or step, by rank 0 alone; belongs before that.
+
+        Args:
+            kind: As in `event`.
+            facts: Likewise.
+        """
+        self._opening = (kind, _snapshot(facts))
+
     @property
     def is_observed(self) -> bool:
         """Whether what is put comes to the observers; not where a disk has failed, or nothing is recorded."""
@@ -234,6 +199,8 @@ class Recording:
         if not self._trains and isinstance(item, MicroBatch | StepRow):
             self._trains = True
             self._meet()
+            if self._opening is not None and self._rank == 0:
+                self.event(*self._opening, step=step)
         if self._recorder is not None:
             self._recorder.put(item)
         elif self.is_on:
@@ -320,7 +287,7 @@ class Recording:
         self._recorder = recorder
         guarded = f"guard {self._rule}" if self._rule is not None else "no guard"
         unlisted = "" if listed else " The list of runs cannot be written: name this folder to trimtab rewind."
-        say("run", f"Trimtab records run {self.run_id} in {self._folder.path} ({guarded}).{unlisted}")
+        say("run", f"Trimtab records run {self.run_id} in {plain(str(self._folder.path))} ({guarded}).{unlisted}")
         if self._folder.attempt > 1:
             self._recorder.put(Event("resume", step, now, {"attempt": self._folder.attempt}))
 
@@ -356,9 +323,9 @@ class Recording:
         if not has_header(self._folder.path):
             say(
                 "run",
-                f"Trimtab records rank {self._rank} of run {heard.run_id} in {self._folder.path}: the folder of rank "
-                f"0, {heard.folder}, is not to be found from here. Copy what is in both into one, and trimtab rewind "
-                "reads them as one run.",
+                f"Trimtab records rank {self._rank} of run {heard.run_id} in {plain(str(self._folder.path))}: "
+                f"the folder of rank 0, {plain(heard.folder)}, is not to be found from here. Copy what is in both into "
+                "one, and trimtab rewind reads them as one run.",
             )
 
     def _wait_for_word(self) -> None:

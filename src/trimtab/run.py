@@ -28,17 +28,11 @@ from trimtab.guard.counts import WindowCounts
 from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.guard.words import GuardWords
 from trimtab.notices import warn_once, warn_setting
-from trimtab.recording import Meeting, Recording
+from trimtab.recorder.meeting import Meeting
+from trimtab.recording import Recording
+from trimtab.rules.schedule import SCHEDULE_EVENT, Schedule
 from trimtab.run_state import LossPer, RunState
-from trimtab.values import (
-    STEP_CODE,
-    MicroBatch,
-    RowIds,
-    RunHeader,
-    StepReason,
-    StepRow,
-    Verdict,
-)
+from trimtab.values import STEP_CODE, MicroBatch, RowIds, RunHeader, StepReason, StepRow, Verdict
 from trimtab.watched import EVALUATION_EVENT
 from trimtab.watching import Watch
 
@@ -123,6 +117,10 @@ class RunCore:
         self.words = GuardWords(rank=rank)
         self.watch = watch(rank=rank, log=self._recording, clock=clock) if watch is not None else None
         self._observe()
+
+    def state_schedule(self, schedule: Schedule) -> None:
+        """Has the learning rates that were asked for written down with the first micro-batch of this attempt."""
+        self._recording.open_with(SCHEDULE_EVENT, schedule.to_facts())
 
     # What the adapter asks.
 

@@ -135,6 +135,31 @@ def test_routers_that_go_wrong_are_told_while_they_do_and_by_rewind(tmp_path: Pa
     assert layers == {"model.layers.1.mlp.gate"}
 
 
+@pytest.mark.long
+def test_chunks_pass_their_gates_until_one_is_trained_at_another_rate_than_was_asked_for(
+    tmp_path: Path, trimtab_home: Path
+) -> None:
+    # when
+    said = run_program(sys.executable, ROOT / "examples" / "chunk_gate.py", folder=tmp_path, home=trimtab_home)
+    # then: 10 gates are not about routers
+    verdicts = re.findall(r"^\d+ of \d+ gates passed.*", said, re.MULTILINE)
+    assert verdicts == [
+        *["10 of 10 gates passed. The next chunk may start."] * 2,
+        "9 of 10 gates passed; 1 failed: learning_rate. Do not start the next chunk.",
+    ]
+    assert "resume keeps 4e-03; pass lr=0.002 to use 2e-03" in said.splitlines()
+    # and the log alone says the same
+    trimtab = Path(sys.executable).with_name("trimtab")
+    environment = {**os.environ, "TRIMTAB_HOME": str(trimtab_home)}
+    done = subprocess.run((trimtab, "gate", "--json", "-"), env=environment, capture_output=True, text=True)
+    gates = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"]}
+    assert done.returncode == 3
+    assert [name for name, gate in gates.items() if gate["status"] == "failed"] == ["learning_rate"]
+    rates = gates["learning_rate"]["figures"]
+    assert (rates["step"], rates["num_wrong"]) == (81, 40)
+    assert rates["found"] == pytest.approx(2 * rates["expected"])
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "hf_ddp"])
 def test_an_example_for_two_processes_says_how_to_start_them(name: str) -> None:
     # when

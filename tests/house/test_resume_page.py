@@ -1,4 +1,4 @@
-"""The examples of docs/resume.md, "Save and go on", pasted one after the other, are a training that goes on."""
+"""The examples of docs/resume.md, pasted: a training that goes on, and one whose checkpoint is loaded again."""
 
 import re
 from pathlib import Path
@@ -10,15 +10,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trimtab import Run
+from trimtab.checkpoint import Checkpointer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "resume.md"
 
 
+def examples(heading: str) -> str:
+    [section] = [text for text in PAGE.read_text(encoding="utf-8").split("\n## ") if text.partition("\n")[0] == heading]
+    return "\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL))
+
+
 def pasted() -> str:
-    section = PAGE.read_text(encoding="utf-8").split("\n## ")[1]
-    assert section.startswith("Save and go on")
-    examples = "\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL))
-    return examples.replace("% 500", "% 4").replace("num_workers=2", "num_workers=0")
+    return examples("Save and go on").replace("% 500", "% 4").replace("num_workers=2", "num_workers=0")
 
 
 def train(num_steps: int, *, out: Path) -> dict[str, Any]:
@@ -52,3 +55,24 @@ def test_a_run_that_stops_and_goes_on_is_the_one_that_does_not(tmp_path: Path, m
 
     assert train(10, out=tmp_path / "stopped") == whole
     assert whole["step"] == 10
+
+
+def test_a_checkpoint_that_is_loaded_again_is_the_training_that_saved_it(tmp_path: Path) -> None:
+    model = nn.Embedding(5, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    names = {
+        "torch": torch,
+        "MyModel": lambda config: nn.Embedding(config, config),
+        "config": 5,
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000),
+        "checkpoints": Checkpointer(tmp_path),
+        "run": None,
+        "step": 500,
+        "loss": 2.5,
+        "held_out_ids": torch.tensor([[0, 3, 1]]),
+    }
+    exec(examples("Round trip"), names)
+    assert names["result"].same
+    assert names["result"].probe.vocabulary_size == 5

@@ -14,7 +14,8 @@ import pytest
 from trimtab import registry
 from trimtab.errors import UsageError
 from trimtab.log.reader import open_log
-from trimtab.recording import NOT_RECORDED, Recording, Word
+from trimtab.recorder.meeting import NOT_RECORDED, Word
+from trimtab.recording import Recording
 from trimtab.values import MicroBatch, RunHeader, StepRow
 
 HEADER = RunHeader(run_id=None, backend="torch")
@@ -282,6 +283,40 @@ class Seat:
 def observe(made: Recording, step: int, *, row: int) -> None:
     made.put(MicroBatch(step, 0, np.array([row]), np.array([1.0]), np.array([1]), 0, True, False), step=step)
     made.put(StepRow(step, 1.0, None, None, 0, None, None, math.nan, 1, 0, 0), step=step)
+
+
+@pytest.mark.parametrize("begins", ["a micro-batch", "a step"])
+def test_what_a_run_opens_with_is_written_once_before_what_is_trained_and_as_it_was_then(
+    tmp_path: Path, begins: str
+) -> None:
+    made = recording(tmp_path)
+    facts = {"lr": 1.0}
+    made.open_with("schedule", facts)
+    facts["lr"] = 2.0
+    made.event("note", {}, step=3)
+    for step in (4, 5):
+        item = StepRow(step, 1.0, None, None) if begins == "a step" else MicroBatch(step, 0, [7], [1.0], [1])
+        made.put(item, step=step)
+    made.close(reason="closed", step=5)
+
+    events = open_log(made.folder).event_list()
+    assert [(event.kind, event.step, event.facts) for event in events][:-1] == [
+        ("note", 3, {}),
+        ("schedule", 4, {"lr": 1.0}),
+    ]
+
+
+def test_rank_0_alone_writes_what_a_run_opens_with(tmp_path: Path) -> None:
+    board = Board()
+    ranks = [recording(tmp_path, meeting=board.seat(rank)) for rank in (0, 1)]
+    for made in ranks:
+        made.open_with("schedule", {"lr": 1.0})
+        observe(made, 1, row=1)
+        observe(made, 2, row=2)
+    assert [made.close(reason="closed", step=3) for made in ranks] == [True, True]
+
+    [event] = [event for event in open_log(ranks[0].folder).event_list() if event.kind == "schedule"]
+    assert event.ranks in ((), (0,))
 
 
 def test_two_ranks_write_into_one_folder_and_what_came_before_rank_0_began_is_in_it(

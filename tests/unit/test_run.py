@@ -15,7 +15,7 @@ from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.guard.figures import Leader, MicroFigures
 from trimtab.log.reader import Log, open_log
-from trimtab.recording import Word
+from trimtab.recorder.meeting import Word
 from trimtab.run import LossPer, RunCore, switched_off
 from trimtab.values import REASON_CODE, VERDICT_REASONS, RowIds, RunHeader
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
 
 from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.health_order import Placed, events_in_order, side_places
@@ -53,6 +54,21 @@ LARGE_EVENTS: Final = (ROUTER_EVENT, VITALS_EVENT)
 _KINDS: Final = (EVALUATION_EVENT, ROUTER_EVENT, VITALS_EVENT, FINDING_EVENT, WATCH_EVENT)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtEnd:
+    """A run at its end.
+
+    Attributes:
+        findings: All that were made in it, in the order in which they were.
+        standing: Those that are not over, as they were seen last.
+        evaluations: By the dataset's name ("" where there is one only) `best`, `best_step` and `num_worse`.
+    """
+
+    findings: tuple[WatchFinding, ...] = ()
+    standing: tuple[WatchFinding, ...] = ()
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 class Health(NamedTuple):
     """What was found in all runs of a log.
 
@@ -63,6 +79,7 @@ class Health(NamedTuple):
         router_at_finding: The report at which the first finding about routers was made, if that is another one.
         notices: What could not be judged, or was judged in another way than it stands there.
         unhealthy: What speaks against checkpoints of the last run.
+        at_end: The last run at its end.
     """
 
     findings: tuple[WatchFinding, ...]
@@ -71,20 +88,45 @@ class Health(NamedTuple):
     router_at_finding: RouterSummary | None
     notices: tuple[str, ...]
     unhealthy: tuple[Unhealthy, ...] = ()
+    at_end: AtEnd = AtEnd()
 
 
-def judge_health(log: Log, runs: Sequence[JudgedRun]) -> Health:
+class Look(Protocol):
+    """Who looks on while the last run of a log is judged."""
+
+    def wants(self, step: int) -> bool:
+        """Whether reports of this step are to be judged again where there are too many to judge all."""
+
+    def event(self, event: Event) -> None:
+        """Takes an event of the run, in its order; reports come by `report`."""
+
+    def report(self, report: RouterReport) -> None:
+        """Takes a report of the routers, in its order."""
+
+
+def judge_health(log: Log, runs: Sequence[JudgedRun], *, look: Look | None = None) -> Health:
     """Judges the health of each run of a log, from a history of its own.
 
     Args:
         log: The log.
         runs: Its runs.
+        look: Who looks on at the last run.
 
     Raises:
         LogError: The log cannot be read any more.
     """
     steps, side = HealthSteps(log), log.side_columns()
-    judged = [_judge(log, run.reading, steps=steps, side=side, is_only_run=len(runs) == 1) for run in runs]
+    judged = [
+        _judge(
+            log,
+            run.reading,
+            steps=steps,
+            side=side,
+            is_only_run=len(runs) == 1,
+            look=look if run is runs[-1] else None,
+        )
+        for run in runs
+    ]
     found = [
         finding if run.number is None else dataclasses.replace(finding, text=f"run {run.number}: {finding.text}")
         for run, one in zip(runs, judged, strict=True)
@@ -104,13 +146,19 @@ def judge_health(log: Log, runs: Sequence[JudgedRun]) -> Health:
         router_at_finding=last.at_finding if last.at_finding_step != _step_of(last.last) else None,
         notices=tuple(notices),
         unhealthy=judged[-1].unhealthy,
+        at_end=judged[-1].at_end,
     )
 
 
 class _Judged:
-    """One run, while it is judged."""
+    """One run, while it is judged.
 
-    def __init__(self) -> None:
+    Args:
+        look: Who looks on; None: nobody.
+    """
+
+    def __init__(self, look: Look | None = None) -> None:
+        self._look = look
         self.rules = HealthRules()
         self.findings: list[WatchFinding] = []
         self.said: list[WatchFinding] = []
@@ -126,13 +174,20 @@ class _Judged:
         """The newest report of those."""
         self.unhealthy: tuple[Unhealthy, ...] = ()
         self._stretches = Stretches()
-        self._num_layers = 0
+        self._num_layers = {False: 0, True: 0}
+        """Layers judged, of reports that nobody asked for and of those that were."""
         self._rank: int | None = None
 
     @property
     def at_finding_step(self) -> int | None:
         """The step of the first finding about routers."""
         return None if self.at_finding is None else self.at_finding.step
+
+    @property
+    def at_end(self) -> AtEnd:
+        """What is known of it now that all was taken."""
+        evaluations = self.rules.figures()["evaluations"]
+        return AtEnd(findings=tuple(self.findings), standing=self.rules.standing(), evaluations=evaluations)
 
     def take(self, placed: Placed) -> None:
         """Judges one event of the log."""
@@ -145,9 +200,13 @@ class _Judged:
         self._rank = placed.rank if self._rank is None else self._rank
         if placed.rank != self._rank:
             return
-        if event.kind == ROUTER_EVENT and self._num_layers >= MAX_LAYERS_JUDGED:
+        if self._look is not None and event.kind != ROUTER_EVENT:
+            self._look.event(event)
+        if event.kind == ROUTER_EVENT and self._num_layers[self._is_wanted(event.step)] >= MAX_LAYERS_JUDGED:
             self.unjudged_from = event.step if self.unjudged_from is None else self.unjudged_from
             self._unread = event
+            if self._look is not None and self._is_wanted(event.step):
+                self._look.report(report_of(event))
         elif event.kind == WATCH_EVENT:
             self._settings(event)
         else:
@@ -176,8 +235,10 @@ class _Judged:
         report = judged.report
         if report is None:
             return
-        self._num_layers += len(report.layers)
-        self.last = report
+        self._num_layers[self._is_wanted(report.step)] += len(report.layers)
+        self._unread, self.last = None, report
+        if self._look is not None:
+            self._look.report(report)
         self.notes = dict.fromkeys((*self.notes, *report.notes)) if report.notes else self.notes
         while len(self.notes) > MAX_NOTES:
             self.notes.popitem()
@@ -185,6 +246,9 @@ class _Judged:
         self.named = tuple(dict.fromkeys((*self.named, *names)))
         if judged.findings and self.at_finding is None:
             self.at_finding = summary(report, first=names, notes=self.notes)
+
+    def _is_wanted(self, step: int) -> bool:
+        return self._look is not None and self._look.wants(step)
 
     def _settings(self, event: Event) -> None:
         """A watch began: it goes on with what was known, by settings of its own."""
@@ -199,9 +263,11 @@ class _Judged:
         self.rules = rules
 
 
-def _judge(log: Log, reading: StepReading, *, steps: HealthSteps, side: SideColumns, is_only_run: bool) -> _Judged:
+def _judge(
+    log: Log, reading: StepReading, *, steps: HealthSteps, side: SideColumns, is_only_run: bool, look: Look | None
+) -> _Judged:
     """Feeds the rules with one run."""
-    series, judged = reading.series, _Judged()
+    series, judged = reading.series, _Judged(look)
     read = read_side(side)
     observed = steps.of_run(series, side=side)
     ahead: ObservedStep | None = None

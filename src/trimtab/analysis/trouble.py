@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.analysis.findings import judge_log
-from trimtab.analysis.health import judge_health
+from trimtab.analysis.health import Health, judge_health
 from trimtab.analysis.series import StepSeries, is_finite
+from trimtab.analysis.several_runs import JudgedRun
 from trimtab.analysis.spikes import SCALER_OVERFLOW, usual_limit
 from trimtab.analysis.unhealthy import Unhealthy
 from trimtab.findings import Signal, Spike
@@ -94,10 +95,20 @@ def find_in_log(path: str | os.PathLike[str]) -> Found:
     """
     log = open_log(path)
     runs = judge_log(log, rule="robust")
+    return found_in(runs, judge_health(log, runs))
+
+
+def found_in(runs: Sequence[JudgedRun], health: Health) -> Found:
+    """What a log has against the checkpoints of its last run.
+
+    Args:
+        runs: Its runs, judged by the rule `robust`.
+        health: What a watch finds in them.
+    """
     series = runs[-1].reading.series
     # What an earlier attempt found further on than the run is now was on a way that it was taken back from.
     here = int(series.step[series.attempt == series.attempt.max()].max())
-    unhealthy = tuple(one for one in judge_health(log, runs).unhealthy if one.finding.step <= here)
+    unhealthy = tuple(one for one in health.unhealthy if one.finding.step <= here)
     return Found(find_trouble(series, runs[-1].search.spikes), unhealthy)
 
 

@@ -35,6 +35,7 @@ VERBS = {
     "ckpt": _Verb("trimtab.cli.ckpt", "List checkpoints, check them byte by byte, pick the one to go on from."),
     "convert": _Verb("trimtab.cli.convert", "Turn a log into a rewind.jsonl, or another tool's log into a run folder."),
     "demo": _Verb("trimtab.cli.demo", "Fine-tune a small model, poison a few rows, and see them named."),
+    "gate": _Verb("trimtab.cli.gate", "Judge the chunk that a run ended with: may the next one start?"),
     "prove": _Verb("trimtab.cli.prove", "Run your own training loop under planted faults: does the guard work?"),
     "rewind": _Verb("trimtab.cli.rewind", "Name the dataset rows behind a loss spike, from the log alone."),
     "runs": _Verb("trimtab.cli.runs", "List the runs recorded on this machine."),

@@ -6,6 +6,7 @@ of checkpoints above all.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from trimtab.log.reader import open_log
 from trimtab.resume.listing import list_checkpoints
 from trimtab.resume.names import named, scan
 from trimtab.text import plain
+from trimtab.values import RunHeader
 
 
 class RunPlace(NamedTuple):
@@ -53,8 +55,8 @@ def place_of_run(name: str) -> RunPlace | None:
     run_id = header.run_id
     if run_id is None:
         return None
-    outs = dict.fromkeys([run_folder.absolute().parent.parent, *([Path(header.out)] if header.out else [])])
-    folders = [folder for out in outs for folder in _holding(out, run_id)]
+    outs = outputs_of(run_folder, header)
+    folders = [folder for out in outs for folder in folders_of_run(out, run_id)]
     if len(folders) == 1:
         return RunPlace(folders[0], run_id)
     where = ", ".join(plain(str(place)) for place in folders or outs)
@@ -90,13 +92,29 @@ def _refuse_moved(name: str, error: LogError) -> None:
         ) from error
 
 
-def _holding(out: Path, run_id: str) -> list[Path]:
+def outputs_of(run_folder: Path, header: RunHeader) -> tuple[Path, ...]:
+    """Where the checkpoints of a run are looked for: where it lies now, and the output folder that it named."""
+    here = run_folder.absolute().parent.parent
+    named = Path(header.out) if header.out else here
+    # By a link it may be the same one, whose checkpoints would be there twice.
+    return (here,) if _is_same(here, named) else (here, named)
+
+
+def folders_of_run(out: Path, run_id: str) -> list[Path]:
+    """Those of a folder, and of the folders in it, that hold checkpoints of a run."""
     try:
         places = find_places(out).folders
-    except CheckpointError:
+    except (CheckpointError, OSError, ValueError):  # a header may name what no system takes for a path
         return []
     return [
         folder
         for folder, entries in places.items()
         if any(info.run_id == run_id for info in list_checkpoints(folder, entries=entries))
     ]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except (OSError, ValueError):  # a header names whatever it likes
+        return False

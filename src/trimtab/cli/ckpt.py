@@ -7,7 +7,6 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from trimtab.cli.checkpoint_places import checkpoints_at, find_places, one_folder
 from trimtab.cli.output import answer, json_option, print_path
-from trimtab.cli.progress import stage_progress
+from trimtab.cli.progress import with_progress
 from trimtab.errors import CheckpointError
 from trimtab.log.folder import HEADER_NAME, RUNS_NAME
 from trimtab.report.checkpoints import (
@@ -108,7 +107,7 @@ def verify_command(path: str, *, json_file: str | None) -> int:
         trimtab ckpt verify runs/a
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
     places, passed_over = checkpoints_at(Path(path))
-    reports = _with_progress(places, lambda progress: [verify(place, progress=progress) for place in places])
+    reports = with_progress(places, lambda progress: [verify(place, progress=progress) for place in places])
 
     def draw(console: Console) -> None:
         draw_reports(reports, console=console)
@@ -163,7 +162,7 @@ def pick_command(path: str, *, healthy: bool, run_id: str | None, json_file: str
             return _pick_healthy(folder, run_id=run_id, entries=entries, progress=progress)
         return pick(folder, run_id=run_id, entries=entries, progress=progress)
 
-    info = _with_progress(newest, choose)
+    info = with_progress(newest, choose)
     info = dataclasses.replace(info, notices=(*notices, *info.notices))
     last_healthy = _last_healthy(info, folder, run_id=run_id, entries=entries)
 
@@ -197,7 +196,7 @@ def _pick_healthy(
     folder: Path, *, run_id: str | None, entries: Entries, progress: Progress | None = None
 ) -> CheckpointInfo:
     # Imported here: the readers of logs are a fifth of the time that a pick without them takes.
-    from trimtab.cli.healthy_checkpoint import pick_healthy
+    from trimtab.gates.healthy_checkpoint import pick_healthy
 
     return pick_healthy(folder, run_id=run_id, entries=entries, progress=progress)
 
@@ -238,32 +237,3 @@ def _say_json(json_file: str | None, *, console: Console) -> None:
 
 def _listed(folder: Path, entries: Entries) -> ListedFolder:
     return ListedFolder(folder, list_checkpoints(folder, entries=entries), entries.ignored, entries.num_ignored)
-
-
-def _with_progress(places: Sequence[Path], work: Callable[[Progress | None], _Found]) -> _Found:
-    """Does a piece of work that reads checkpoints, with figures on a terminal where they are large."""
-    size_bytes = sum(map(_size, places))
-    with stage_progress(size_bytes) as show:
-        if show is None:
-            return work(None)
-        say = show
-        num_done = 0
-
-        def read(num_bytes: int) -> None:
-            nonlocal num_done
-            num_done += num_bytes
-            say("reading", min(num_done, size_bytes), size_bytes)
-
-        return work(read)
-
-
-def _size(place: Path) -> int:
-    """Bytes of a file, or of all files below a folder; those that vanish meanwhile count nothing."""
-    if place.is_file():
-        return place.stat().st_size
-    num_bytes = 0
-    for base, _, files in os.walk(place):
-        for file in files:
-            with contextlib.suppress(OSError):
-                num_bytes += Path(base, file).lstat().st_size
-    return num_bytes

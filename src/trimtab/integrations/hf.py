@@ -11,6 +11,7 @@ Everything is hooked on the one trainer that was handed over, nothing on a class
                              checkpoint was saved, and gets its manifest
     save_model               a checkpoint gets the run's state, before the last files of the trainer's own
     create_scheduler         the learning rate before a checkpoint's is loaded over it
+    create_optimizer         whether the trainer makes it, and by its arguments
     train                    the checkpoint that is gone on from; the end, also by an exception
 
 As long as the guard leaves nothing out, data order, gradients and weights are those of the trainer without Trimtab,
@@ -40,6 +41,7 @@ from trimtab.integrations.hf_micros import TrainerMicros
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
 from trimtab.integrations.hf_resume import ResumeSource, look_before_resuming
 from trimtab.integrations.hf_saving import TrainerSaving
+from trimtab.integrations.hf_schedule import AskedSchedule
 from trimtab.integrations.hf_tap import TrainerTap
 from trimtab.integrations.hf_weights import model_to_give, refuse_if_not_all_load
 from trimtab.integrations.hf_window import TrainerWindow
@@ -110,6 +112,7 @@ class TrainerRun(HostedRun):
         self._together = RanksTogether()
         self._saving = TrainerSaving(trainer, ranks=self._together)
         self._learning_rate = LearningRate(trainer, on_resume=lr_on_resume)
+        self._schedule = AskedSchedule(trainer, lr_on_resume=lr_on_resume)
         self._micros: TrainerMicros | None = None
         self._window = TrainerWindow(trainer, self._gate)
         if off:
@@ -203,6 +206,7 @@ class TrainerRun(HostedRun):
         trainer.train = recorded_train
         self._saving.hook(self._state_to_save, watched=self if self._watching is not None else None)
         self._learning_rate.hook()
+        self._schedule.hook()
 
     def _state_to_save(self) -> dict[str, Any]:
         """The run's state; what it has recorded up to there is in its log then, whatever becomes of the process."""
@@ -240,6 +244,7 @@ class TrainerRun(HostedRun):
         if state is not None:
             state.load(self._gate)
         self._learning_rate.begin(core, resumes=state is not None)
+        self._schedule.begin(core, resumes=state is not None)
         self._saving.begin(self._source)
         self._data.record_exclusion(core)
         self._num_trainings += 1

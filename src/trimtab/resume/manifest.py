@@ -121,16 +121,20 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         CheckpointError: There is none, or what stands there is none, of a newer version or damaged; names the file.
     """
     path = Path(folder) / MANIFEST_NAME
-    where = plain(str(path))
+    return load_manifest(_read(path), where=plain(str(path)))
+
+
+def manifest_checksum(folder: str | os.PathLike[str]) -> int:
+    """The checksum that a manifest is under: two saves have two, for a manifest holds the checksum of every file.
+
+    Raises:
+        CheckpointError: As `read_manifest`.
+    """
+    path = Path(folder) / MANIFEST_NAME
     try:
-        size_bytes = demand_plain_file(path)
-        with path.open("rb", buffering=0) as file:
-            # One byte more than there should be: a file that is longer is refused, and not read.
-            data = file.read(min(size_bytes, MAX_SIZE_BYTES) + 1)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CheckpointError(f"{where}: {plain(why)}, expected the manifest of a checkpoint") from error
-    return load_manifest(data, where=where)
+        return zlib.crc32(_canonical(_checked_document(_read(path))))
+    except BadFieldError as error:
+        raise CheckpointError(f"{plain(str(path))}: found {error}") from error
 
 
 def has_manifest(path: Path) -> bool:
@@ -170,6 +174,17 @@ def dump_manifest(manifest: Manifest) -> bytes:
     except (BadFieldError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"the manifest of step {manifest.step} cannot be written: {error}") from error
     return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size_bytes = demand_plain_file(path)
+        with path.open("rb", buffering=0) as file:
+            # One byte more than there should be: a file that is longer is refused, and not read.
+            return file.read(min(size_bytes, MAX_SIZE_BYTES) + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(f"{plain(str(path))}: {plain(why)}, expected the manifest of a checkpoint") from error
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:

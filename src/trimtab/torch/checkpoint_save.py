@@ -154,7 +154,7 @@ def take(given: Given, *, rank: int, copies: bool) -> Taken:
     taker = Taker(copies=copies)
     inside = module_inside(given.model)
     lr = tuple(float(group["lr"]) for group in given.optimizer.param_groups)
-    loss = None if given.loss is None else _number(given.loss, name="loss")
+    loss = None if given.loss is None else number_of(given.loss, name="loss")
     own = {"version": RUN_VERSION, "rng": rng_state()}
     if given.data is not None:
         data = given.data if isinstance(given.data, Mapping) else _state_of(given.data, name="data")
@@ -263,6 +263,20 @@ def manifest_of(
     )
 
 
+def number_of(value: Any, *, name: str) -> float:
+    """A number as it is; of a tensor it waits for the device.
+
+    Raises:
+        UsageError: It is none; `name` says what it should have been.
+    """
+    try:
+        if isinstance(value, (bool, str)):
+            raise TypeError("no number")
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} is a {type(value).__name__} ({error}): pass one number, as it was logged.") from error
+
+
 def _of_the_run(given: Given, inside: nn.Module, taker: Taker, *, loss: float | None) -> dict[str, Any]:
     """What stands in `run.pt`, the names of its parts among it; the baseline is put in when it is known."""
     values: dict[str, Any] = {}
@@ -304,16 +318,6 @@ def _parts_of_run_state(state: object) -> list[str]:
 def _state_of(value: Any, *, name: str) -> Any:
     check_state_holder(value, name=name, method="state_dict")
     return value.state_dict()
-
-
-def _number(value: Any, *, name: str) -> float:
-    """A number as it is; of a tensor it waits for the device."""
-    try:
-        if isinstance(value, (bool, str)):
-            raise TypeError("no number")
-        return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{name} is a {type(value).__name__} ({error}): pass one number, as it was logged.") from error
 
 
 def _write_file(draft: Draft, name: str, value: Any) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -39,6 +38,7 @@ from trimtab.torch.checkpoint_ranks import RanksTogether, spelled_error
 from trimtab.torch.checkpoint_save import Given
 from trimtab.torch.checkpoint_saver import Saver
 from trimtab.torch.checkpoint_source import Source, find_source
+from trimtab.torch.save_threads import SaveThread
 
 __all__ = ["Checkpointer", "Resumed"]
 
@@ -185,7 +185,7 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001 - whatever kept it from being saved, the training goes on
             self._failed(step, error)
             return None
-        self._pending = _Pending(finish, failed=lambda error: self._failed(step, error))
+        self._pending = _Pending(finish, folder=self._folder, failed=lambda error: self._failed(step, error))
         return None
 
     def wait(self) -> CheckpointInfo | None:
@@ -328,13 +328,14 @@ class Checkpointer:
 class _Pending:
     """A save that a thread is writing. The process does not end before it has."""
 
-    def __init__(self, finish: Callable[[], CheckpointInfo], *, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, finish: Callable[[], CheckpointInfo], *, folder: Path, failed: Callable[[Exception], None]
+    ) -> None:
         self._info: CheckpointInfo | None = None
         self._error: Exception | None = None
         self._finish = finish
         self._failed = failed
-        self._thread = threading.Thread(target=self._run, name="trimtab-checkpoint")
-        self._thread.start()
+        self._thread = SaveThread(self._run, folder=folder)
 
     def result(self) -> CheckpointInfo | None:
         """Waits for it.

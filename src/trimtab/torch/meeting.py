@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from trimtab.guard import GuardConfig
 from trimtab.notices import warn_once
-from trimtab.recording import NOT_RECORDED, Word
+from trimtab.recorder.meeting import NOT_RECORDED, Word
 from trimtab.rules.scalar import spelled
 from trimtab.torch.ranks import Ranks
 from trimtab.values import RunHeader

@@ -126,10 +126,7 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
         >>> probe.vocabulary_size
         8
     """
-    if not isinstance(input_ids, torch.Tensor) or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-        raise UsageError(f"generation_probe takes token ids, a tensor of integers, found {_spelled(input_ids)}.")
-    if not input_ids.numel() or input_ids.dim() not in (1, 2):
-        raise UsageError(f"generation_probe takes token ids of shape (B, T) or (T,), found {_spelled(input_ids)}.")
+    check_ids(input_ids)
     inside = module_inside(model)
     ids = input_ids.reshape(-1, input_ids.shape[-1])
     place = next(inside.parameters(), None)
@@ -140,6 +137,14 @@ def generation_probe(model: nn.Module, input_ids: torch.Tensor) -> Probe:
         if hasattr(logits, "full_tensor"):  # a head that tensor parallelism has split
             logits = logits.full_tensor()
         return _probe(logits.detach().reshape(-1, logits.shape[-1]), last=ids.shape[1] if logits.dim() > 2 else 1)
+
+
+def check_ids(input_ids: object) -> None:
+    """Refuses, with `UsageError`, what are no token ids."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise UsageError(f"generation_probe takes token ids, a tensor of integers, found {_spelled(input_ids)}.")
+    if not input_ids.numel() or input_ids.dim() not in (1, 2):
+        raise UsageError(f"generation_probe takes token ids of shape (B, T) or (T,), found {_spelled(input_ids)}.")
 
 
 def _probe(logits: torch.Tensor, *, last: int) -> Probe:

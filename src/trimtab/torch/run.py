@@ -22,6 +22,7 @@ from torch import nn
 from trimtab.dataset import DatasetFacts, describe
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
+from trimtab.rules.schedule import Schedule
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.run import RunCore, switched_off
 from trimtab.torch.gate import Gate
@@ -33,7 +34,7 @@ from trimtab.torch.outcome import StepOutcome
 from trimtab.torch.ranks import Ranks
 from trimtab.torch.router.watch import RouterWatch
 from trimtab.torch.schedule import current_lr, loss_scale
-from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts
+from trimtab.torch.settings import at_least_one, check_guard, check_max_grad_norm, check_parts, check_schedule
 from trimtab.torch.stepped import SteppedParameters
 from trimtab.torch.watch_of import watch_of
 from trimtab.torch.window import WindowMean
@@ -73,6 +74,7 @@ class Run(LiveRun):
         record: bool = True,
         watch: bool | WatchConfig | RouterWatch | None = None,
         on_finding: OnFinding | None = None,
+        schedule: Schedule | None = None,
         dataset: object | None = None,
         row_id: str = "row_id",
         run_id: str | None = None,
@@ -98,6 +100,9 @@ class Run(LiveRun):
                 bit-identical. Pass it on every rank.
             on_finding: Called with each `WatchFinding`, between two steps, in the thread that trains. An `Exception`
                 in it is said once, and not raised.
+            schedule: The learning rates that the loop means to train with, of the whole run; written into the log at
+                the begin of every attempt, so that `trimtab gate` compares the rates of the steps with them. Nothing
+                here sets a rate.
             dataset: What the row numbers index; its length and fingerprint go into the log. Nothing is drawn from it
                 beyond plain lists.
             row_id: What the row number is called in the log's description of itself.
@@ -117,6 +122,7 @@ class Run(LiveRun):
             raise UsageError(f'normalize must be "micro" or "window", found {normalize!r}.')
         check_parts(model=model, optimizer=optimizer)
         check_guard(guard, model=model)
+        check_schedule(schedule)
         watching = watch_of(watch, on_finding=on_finding)
         header = replace(self._host_header(), accumulation=accumulation, row_index=f"{row_id} as given to micro_batch")
         if dataset is not None:
@@ -134,6 +140,8 @@ class Run(LiveRun):
             watch=watching.new if watching is not None else None,
         )
         core = self._new_core(run_id=run_id)
+        if schedule is not None:
+            core.state_schedule(schedule)
         mean = WindowMean(normalize=normalize, accumulation=accumulation, guard=core.config, ranks=self._ranks)
         gate = Gate(core, model=model, optimizer=optimizer, ranks=self._ranks)
         super().__init__(gate, mean=mean, watching=watching)

@@ -11,6 +11,7 @@ from torch import nn
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
 from trimtab.rules.scalar import whole_number
+from trimtab.rules.schedule import Schedule
 
 
 def at_least_one(value: SupportsIndex, *, name: str, unit: str) -> int:
@@ -48,6 +49,15 @@ def check_parts(*, model: object, optimizer: object) -> None:
         raise UsageError(f"model must be a torch.nn.Module, found {type(model).__name__}.")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise UsageError(f"optimizer must be a torch optimizer, found {type(optimizer).__name__}.")
+
+
+def check_schedule(schedule: object) -> None:
+    """Refuses what is no `Schedule`, as torch's own schedulers, which hold what they were loaded with."""
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise UsageError(
+            f"schedule must be a trimtab.Schedule, found {type(schedule).__name__}: state what the rates are to be, as "
+            'Schedule(form="cosine", lr=3e-4, num_steps=10_000, num_warmup_steps=200).'
+        )
 
 
 def check_guard(guard: object, *, model: nn.Module | None, where: str = "Run") -> None:

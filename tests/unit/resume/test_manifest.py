@@ -21,6 +21,7 @@ from trimtab.resume.manifest import (
     ResumedFrom,
     dump_manifest,
     load_manifest,
+    manifest_checksum,
     read_manifest,
 )
 
@@ -245,6 +246,27 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
         CheckpointError, match=r"trimtab_manifest\.json: No such file or directory, expected the manifest"
     ):
         read_manifest(tmp_path)
+
+
+def test_its_checksum_is_the_one_that_it_is_under(tmp_path: Path) -> None:
+    (tmp_path / "trimtab_manifest.json").write_bytes(dump_manifest(MANIFEST))
+    document = json.loads(dump_manifest(MANIFEST))
+    spelled = json.dumps(document["manifest"], sort_keys=True, separators=(",", ":")).encode()
+    assert manifest_checksum(tmp_path) == document["crc32"] == zlib.crc32(spelled)
+    (tmp_path / "trimtab_manifest.json").write_bytes(json.dumps(document, indent=4).encode())
+    assert manifest_checksum(tmp_path) == document["crc32"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, b"", b"{}", dump_manifest(MANIFEST).replace(b"900", b"901")],
+    ids=["none", "empty", "other JSON", "changed"],
+)
+def test_what_is_no_manifest_has_no_checksum(data: bytes | None, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "trimtab_manifest.json").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"trimtab_manifest\.json: "):
+        manifest_checksum(tmp_path)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:

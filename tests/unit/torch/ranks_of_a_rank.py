@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.errors import UsageError
 from trimtab.guard import GuardConfig
-from trimtab.recording import Word
+from trimtab.recorder.meeting import Word
 from trimtab.torch.meeting import StoreMeeting, default_store, meeting_place
 from trimtab.torch.ranks import Ranks
 from trimtab.values import RunHeader

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.recording import NOT_RECORDED
+from trimtab.recorder.meeting import NOT_RECORDED
 from trimtab.torch.meeting import meeting_place
 from trimtab.torch.ranks import Ranks
 from trimtab.values import RunHeader

@@ -60,17 +60,13 @@ def pick_healthy(
     found, told = _found_in_log(chosen, folder)
     before_step = None if found.trouble is None else found.trouble.step
 
-    def speaks_against(info: CheckpointInfo) -> str | None:
-        one = next((one for one in found.unhealthy if one.holds(info.step)), None)
-        return None if one is None else found_late(one.name, since_step=one.since_step)
-
     try:
         info = pick(
             folder,
             healthy=True,
             run_id=run_id,
             before_step=before_step,
-            doubts=speaks_against,
+            doubts=lambda info: finding_against(found, info.step),
             entries=entries,
             progress=progress,
         )
@@ -81,6 +77,17 @@ def pick_healthy(
     if info.refused and found == NOTHING:
         told = tuple(line.replace(QUIET, QUIET_BESIDE) for line in told)
     return dataclasses.replace(info, notices=(*info.notices, *told))
+
+
+def finding_against(found: Found, step: int) -> str | None:
+    """Which finding of a log speaks against a checkpoint that was saved as healthy, as a phrase; None where none does.
+
+    Args:
+        found: What the log of its run has against checkpoints.
+        step: The step after which it was saved.
+    """
+    one = next((one for one in found.unhealthy if one.holds(step)), None)
+    return None if one is None else found_late(one.name, since_step=one.since_step)
 
 
 def _found_in_log(run_id: str | None, folder: Path) -> tuple[Found, tuple[str, ...]]:

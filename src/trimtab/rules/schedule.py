@@ -1,0 +1,153 @@
+"""`Schedule`: the learning rates that a run was asked to train with, in closed form.
+
+Enters: what a user asks for, or the facts of an event. Leaves: the rate of each optimizer step. Standard library only.
+Invariant: it says what was asked for, never what a scheduler object holds, which a resume may have put back to another
+rate; so the rates that a log holds can be compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+from trimtab.errors import UsageError
+from trimtab.rules.scalar import MAX_WHOLE, real_number, spelled, whole_number
+
+ScheduleForm = Literal["constant", "linear", "cosine"]
+"""How the rate goes behind its warm-up."""
+
+SCHEDULE_EVENT: Final = "schedule"
+"""Kind of the event that states the schedule of an attempt, with `Schedule.to_facts` as its facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A linear warm-up, and behind it a rate that stands, falls in a line, or falls as half a cosine.
+
+    It is what torch's `LinearLR` before a `CosineAnnealingLR` gives, and what the schedulers of transformers give under
+    the names linear, cosine, constant, constant_with_warmup and cosine_with_min_lr.
+
+    Attributes:
+        form: How the rate goes behind the warm-up.
+        lr: The rate at the warm-up's end: what an optimizer is made with.
+        num_steps: Optimizer steps of the whole run, in which the rate falls to `min_lr`; required but for "constant".
+        num_warmup_steps: Steps before which the rate rises to `lr`.
+        warmup_from: Part of `lr` that the first step of a warm-up has: 0 as transformers begins, `start_factor` of
+            `LinearLR`.
+        min_lr: The rate at the end; of "constant" there is none.
+
+    Raises:
+        UsageError: One of them makes no sense; says what was found and what is expected.
+
+    Example:
+        >>> schedule = Schedule(form="cosine", lr=3e-4, num_steps=10_000, num_warmup_steps=200)
+        >>> f"{schedule.rate(2_011):.4e}"
+        '2.7545e-04'
+    """
+
+    form: ScheduleForm
+    lr: float
+    num_steps: int | None = None
+    num_warmup_steps: int = 0
+    warmup_from: float = 0.0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(ScheduleForm):
+            raise UsageError(f'form is {spelled(self.form)}: expected "constant", "linear" or "cosine".')
+        for name in ("lr", "warmup_from", "min_lr"):
+            object.__setattr__(self, name, _rate(getattr(self, name), name=name))
+        if self.num_steps is not None:
+            object.__setattr__(self, "num_steps", _steps(self.num_steps, name="num_steps", least=1))
+        elif self.form != "constant":
+            raise UsageError(
+                f'num_steps is None: a schedule of the form "{self.form}" falls over the optimizer steps of the whole '
+                "run. Name their number, also where a call trains a part of them."
+            )
+        object.__setattr__(self, "num_warmup_steps", _steps(self.num_warmup_steps, name="num_warmup_steps", least=0))
+        if self.warmup_from > 1:
+            raise UsageError(f"warmup_from is {self.warmup_from!r}: expected a part of lr, from 0 to 1.")
+        if self.form == "constant" and self.min_lr:
+            raise UsageError(f'min_lr is {self.min_lr!r}, and a rate of the form "constant" never falls: leave it out.')
+        if self.min_lr > self.lr:
+            raise UsageError(f"min_lr is {self.min_lr!r}, above lr, which is {self.lr!r}: expected a rate below it.")
+
+    def rate(self, step: int) -> float:
+        """The rate with which the optimizer takes a step.
+
+        Args:
+            step: Optimizer step, 1-based: k = step - 1 are finished by then, and so many calls of `scheduler.step()`.
+
+        Returns:
+            With W warm-up steps, N steps and p = (k - W) / (N - W), at most 1: below W
+            `lr * (warmup_from + (1 - warmup_from) * k / W)` (`LinearLR` of torch); behind it `lr`, or
+            `min_lr + (lr - min_lr) * (1 - p)`, or `min_lr + (lr - min_lr) * (1 + cos(pi * p)) / 2` (SGDR, arXiv
+            1608.03983). From step N + 1 on, where a scheduler that goes on may rise again, it is `min_lr`.
+
+        Raises:
+            UsageError: It is no step.
+        """
+        return self._after(_steps(step, name="step", least=1) - 1)
+
+    def rates(self, steps: Iterable[int]) -> Iterator[float]:
+        """`rate` of many steps, each a whole number of 1 or more; without a look at each it takes a third of the time.
+
+        Args:
+            steps: Optimizer steps, 1-based.
+        """
+        return (self._after(step - 1) for step in steps)
+
+    def _after(self, num_finished: int) -> float:
+        """The rate behind so many finished steps."""
+        if num_finished < self.num_warmup_steps:
+            part = num_finished / self.num_warmup_steps
+            return self.lr * (self.warmup_from + (1 - self.warmup_from) * part)
+        if self.num_steps is None or self.form == "constant":
+            return self.lr
+        # At least one step, as transformers has it: a warm-up may be as long as the run, or longer.
+        num_falling = max(1, self.num_steps - self.num_warmup_steps)
+        part = min(1.0, (num_finished - self.num_warmup_steps) / num_falling)
+        left = 1 - part if self.form == "linear" else 0.5 * (1 + math.cos(math.pi * part))
+        return self.min_lr + (self.lr - self.min_lr) * left
+
+    def to_facts(self) -> dict[str, Any]:
+        """What the event of an attempt holds: its settings by name, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_facts(cls, facts: object) -> Schedule:
+        """The schedule that a log states.
+
+        Args:
+            facts: Of the event `schedule`; of a stranger's log, so anything.
+
+        Raises:
+            UsageError: No schedule was ever stated so, or one of another version, which is none to judge by.
+        """
+        if not isinstance(facts, Mapping):
+            raise UsageError(f"The schedule in the log is {spelled(facts)}: expected its settings by name.")
+        known = [setting.name for setting in fields(cls)]
+        missing = [name for name in ("form", "lr") if name not in facts]
+        unknown = [name for name in facts if name not in known]
+        if missing:
+            raise UsageError(f"The schedule in the log has no {missing[0]}: expected {', '.join(known)}.")
+        if unknown:
+            raise UsageError(
+                f"The schedule in the log has {spelled(unknown[0])}, which is none of {', '.join(known)}: a newer "
+                "Trimtab may have written it. Read it with that one."
+            )
+        return cls(**facts)
+
+
+def _rate(value: Any, *, name: str) -> float:
+    number = real_number(value, name=name)
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{name} is {spelled(value)}: expected a finite number of 0 or more.")
+    return number
+
+
+def _steps(value: Any, *, name: str, least: int) -> int:
+    expected = f"a whole number of optimizer steps, {least} or more."
+    return whole_number(value, name=name, least=least, most=MAX_WHOLE, expected=expected)
