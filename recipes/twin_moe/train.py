@@ -206,7 +206,7 @@ def _train(
         checkpoint = saved
         checked = telemetry.contained("round trip", lambda: engine.round_trip(checkpoint))
     engine.close()
-    where = "was not saved" if saved is None else f"is {plain(str(saved.path))}"
+    where = "was not saved" if saved is None else f"is {plain(str(start.segment.folder / saved.path.name))}"
     tell(f"step {last} of {config.num_steps} is done; its checkpoint {where}")
     return Trained(
         step=engine.step,

@@ -1,7 +1,7 @@
 """What the events of a run tell of its attempts: how each began, what it stated, and how it ended.
 
 Enters: a log. Leaves: `AttemptsTold`, in one pass over its events. Invariant: a log is believed no further than its
-types: facts of another shape are told as such, or left aside. Rank 0 speaks for the attempts, each rank for its own end.
+types: facts of another shape are told as such or left aside. Rank 0 speaks for attempts, each rank for its own end.
 """
 
 from __future__ import annotations
