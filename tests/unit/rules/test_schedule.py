@@ -163,9 +163,3 @@ def test_facts_that_nobody_stated_so_are_refused(facts, said):
 
 def test_facts_of_which_some_are_missing_have_the_usual_ones():
     assert Schedule.from_facts({"form": "constant", "lr": 1e-3}) == Schedule(form="constant", lr=1e-3)
-
-
-def test_the_rates_of_many_steps_are_those_of_each():
-    schedule = Schedule(**COSINE)
-    steps = [1, 2, 200, 201, 2_011, 10_000, 10_001, 2**60]
-    assert list(schedule.rates(steps)) == [schedule.rate(step) for step in steps]
