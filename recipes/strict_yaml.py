@@ -21,27 +21,37 @@ class ConfigError(ValueError):
     """A configuration that cannot be what its writer meant; the message names the file and the key."""
 
 
-def read_file(section: type[_Section], path: Path, *, named_in: str) -> _Section:
-    """Settings from a file that says its own name.
+def names_in(folder: Path) -> list[str]:
+    """Names of the settings that a folder has a file for."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def read_named(section: type[_Section], folder: Path, name: str, *, named_in: str) -> _Section:
+    """Settings by their name: those of `folder/name.yaml`, which says that name itself.
 
     Args:
         section: The dataclass of the whole file.
-        path: A YAML file of any name.
-        named_in: The key whose value must be the file's own name, without its suffix.
+        folder: Where the files are.
+        name: Which of them.
+        named_in: The key whose value must be the name; what such a file is called in errors, too.
 
     Returns:
         The settings, checked.
 
     Raises:
-        ConfigError: The file cannot be read, or does not say what the dataclass needs, or says more, or another name.
+        ConfigError: There is no such file, it cannot be read, or does not say what the dataclass needs, or says more,
+            or another name.
     """
+    if name not in names_in(folder):
+        raise ConfigError(f"There is no {named_in} {name!r} in {folder}: use one of {', '.join(names_in(folder))}.")
+    path = folder / f"{name}.yaml"
     try:
-        config = section_of(section, read_yaml(path))
+        config = section_of(section, _read_yaml(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    name = getattr(config, named_in)
-    if name != path.stem:
-        raise ConfigError(f"{path}: {named_in}: found {name!r}, expected the file's own name, {path.stem!r}.")
+    found = getattr(config, named_in)
+    if found != name:
+        raise ConfigError(f"{path}: {named_in}: found {found!r}, expected the file's own name, {name!r}.")
     return config
 
 
@@ -84,7 +94,7 @@ def at_least(least: int, **values: float) -> None:
             raise ConfigError(f"{name}: found {value}, expected {least} or more.")
 
 
-def read_yaml(path: Path) -> object:
+def _read_yaml(path: Path) -> object:
     """The plain values of a YAML file.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from recipes.strict_yaml import ConfigError, at_least, read_file
+from recipes.strict_yaml import ConfigError, at_least, names_in, read_named
 
 CONFIGS: Final = Path(__file__).with_name("configs")
 """One file a stage."""
@@ -114,30 +114,13 @@ class StageConfig:
 
 def stages() -> list[str]:
     """Names of the stages that there is a file for."""
-    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+    return names_in(CONFIGS)
 
 
 def read_stage(stage: str) -> StageConfig:
     """Settings of a stage by its name.
 
     Raises:
-        ConfigError: There is no such stage, or `read_config` says so.
+        ConfigError: There is no such stage, or its file does not say what a `StageConfig` needs, or says more.
     """
-    if stage not in stages():
-        raise ConfigError(f"There is no stage {stage!r} in {CONFIGS}: use one of {', '.join(stages())}.")
-    return read_config(CONFIGS / f"{stage}.yaml")
-
-
-def read_config(path: Path) -> StageConfig:
-    """Settings of a stage from a file of any name.
-
-    Args:
-        path: A YAML file; its `stage` must be the file's own name.
-
-    Returns:
-        The settings, checked.
-
-    Raises:
-        ConfigError: The file cannot be read, or does not say what a `StageConfig` needs, or says more.
-    """
-    return read_file(StageConfig, path, named_in="stage")
+    return read_named(StageConfig, CONFIGS, stage, named_in="stage")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from recipes.strict_yaml import ConfigError, at_least, read_file
+from recipes.strict_yaml import ConfigError, at_least, names_in, read_named
 
 CONFIGS: Final = Path(__file__).with_name("configs")
 """One file a preset."""
@@ -98,10 +98,11 @@ class OptimConfig:
     xpop_weight: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least(0, lr=self.lr, min_lr=self.min_lr, weight_decay=self.weight_decay, warmup_steps=self.warmup_steps)
+        at_least(0, min_lr=self.min_lr, weight_decay=self.weight_decay, warmup_steps=self.warmup_steps)
         at_least(0, lbl_weight=self.lbl_weight, z_weight=self.z_weight, xpop_weight=self.xpop_weight)
-        if self.max_grad_norm <= 0:
-            raise ConfigError(f"max_grad_norm: found {self.max_grad_norm}, expected a number above 0.")
+        for name in ("lr", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, expected a number above 0.")
         if self.min_lr > self.lr:
             raise ConfigError(f"min_lr: found {self.min_lr}, expected at most lr, {self.lr}.")
 
@@ -152,30 +153,13 @@ class TwinConfig:
 
 def presets() -> list[str]:
     """Names of the presets that there is a file for."""
-    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+    return names_in(CONFIGS)
 
 
 def read_preset(name: str) -> TwinConfig:
     """Settings of a preset by its name.
 
     Raises:
-        ConfigError: There is no such preset, or `read_config` says so.
+        ConfigError: There is no such preset, or its file does not say what a `TwinConfig` needs, or says more.
     """
-    if name not in presets():
-        raise ConfigError(f"There is no preset {name!r} in {CONFIGS}: use one of {', '.join(presets())}.")
-    return read_config(CONFIGS / f"{name}.yaml")
-
-
-def read_config(path: Path) -> TwinConfig:
-    """Settings of a preset from a file of any name.
-
-    Args:
-        path: A YAML file; its `preset` must be the file's own name.
-
-    Returns:
-        The settings, checked.
-
-    Raises:
-        ConfigError: The file cannot be read, or does not say what a `TwinConfig` needs, or says more.
-    """
-    return read_file(TwinConfig, path, named_in="preset")
+    return read_named(TwinConfig, CONFIGS, name, named_in="preset")

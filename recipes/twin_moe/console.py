@@ -12,10 +12,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trimtab.text import plain
-
 Tell = Callable[[str], None]
 """What to do with a line."""
+
+
+def plain(text: str) -> str:
+    """The text in printable ASCII on one line, which every console and every encoding can show; all else escaped."""
+    return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in text)
 
 
 def say(line: str) -> None:
@@ -88,7 +91,7 @@ def best_in_words(best: Mapping[str, Any] | None) -> str:
 def _number(value: Any, form: str) -> str:
     """A number; what is no finite one stands in the history as text, or is not known."""
     if isinstance(value, str):
-        return plain(value)
+        return value
     return "-" if value is None else format(value, form)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 
@@ -20,14 +20,11 @@ import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.config import TwinConfig
 from recipes.twin_moe.data import Batch, MicroBatches, eval_batches
-from recipes.twin_moe.history import Measured
 from recipes.twin_moe.losses import loss_terms, token_losses
 from recipes.twin_moe.model import Output
 from recipes.twin_moe.parts import build_parts, schedule_of
 from trimtab import moe
 from trimtab.checkpoint import Checkpointer, CheckpointInfo, Resumed, RoundTrip, round_trip
-from trimtab.text import plain
-from trimtab.torch.run import StepOutcome
 
 GUARD: Final = trimtab.GuardConfig(rule="robust")
 """A micro-batch whose loss stands out of the last hundred ones, or is not finite, is left out of its update."""
@@ -36,9 +33,23 @@ _DEAD_CHANCE: Final = 1e-6
 """An expert without a token is dead where chance explains it with less, as in `trimtab.WatchConfig`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What the held-out text says of the weights as they are.
+class Measured(NamedTuple):
+    """One step before its figures are on the host.
+
+    Attributes:
+        step: The optimizer step (1-based).
+        outcome: What became of it.
+        sums: (4,) float64 on the device: over the micro-batches the sum of the losses that backward was called on, and
+            of lbl, z, xpop without their weights.
+    """
+
+    step: int
+    outcome: trimtab.StepOutcome
+    sums: torch.Tensor
+
+
+class Evaluated(NamedTuple):
+    """What the held-out text says of the weights as they are: plain values, each a column of the history.
 
     Attributes:
         step: Optimizer steps that are behind them.
@@ -51,7 +62,7 @@ class Evaluated:
     step: int
     ce: float
     z: float
-    population_shares: tuple[float, ...]
+    population_shares: list[float]
     dead_fraction: float | None
 
 
@@ -98,7 +109,7 @@ class Engine:
         self.num_tokens = config.accumulation * config.data.batch_size * config.data.num_tokens
         self._batches = MicroBatches(config.data, seed=config.seed)
         self._held_out = eval_batches(config.data)
-        self._outcome: StepOutcome | None = None
+        self._outcome: trimtab.StepOutcome | None = None
         self._saved_loss: float | None = None
         watch = moe.RouterWatch(
             self.model,
@@ -175,7 +186,7 @@ class Engine:
             step=self.step,
             ce=ce,
             z=z,
-            population_shares=tuple(shares.tolist()),
+            population_shares=shares.tolist(),
             dead_fraction=(load == 0).double().mean().item() if is_enough else None,
         )
 
@@ -227,7 +238,7 @@ class Engine:
         found, expected = resumed.data, {"next_micro_batch": resumed.step * self.config.accumulation}
         if not isinstance(found, Mapping) or dict(found) != expected:
             raise ConfigError(
-                f"{plain(str(resumed.path))}: says {found!r} of its place in the data, expected {expected}: it is of "
+                f"{resumed.path}: says {found!r} of its place in the data, expected {expected}: it is of "
                 "another trainer."
             )
         self.step, self._saved_loss = resumed.step, resumed.loss

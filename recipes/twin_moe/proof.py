@@ -20,7 +20,6 @@ from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.losses import loss_terms
 from trimtab import moe
 from trimtab.proof import Loop
-from trimtab.rules.aux.values import AuxAudit
 
 _NUM_WINDOWS: Final = 6
 
@@ -55,7 +54,7 @@ def build(guard: trimtab.GuardConfig | None) -> Loop:
     )
 
 
-def audit(engine: Engine, micro_batches: Sequence[Batch]) -> AuxAudit:
+def audit(engine: Engine, micro_batches: Sequence[Batch]) -> moe.AuxAudit:
     """What z and the load balance weigh in the gradient of what backward is called on.
 
     Args:

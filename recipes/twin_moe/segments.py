@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from recipes.strict_yaml import ConfigError
-from trimtab.checkpoint import Checkpointer, CheckpointInfo, verify
-from trimtab.errors import CheckpointError
-from trimtab.resume.manifest import has_manifest
-from trimtab.text import listed, plain
+from trimtab.checkpoint import Checkpointer, CheckpointError, CheckpointInfo, verify
 
 _NAME: Final = re.compile(r"segment_([1-9][0-9]{0,8})")
 
@@ -110,7 +107,7 @@ def choose_start(
         return Start(segment=newest, weights=_named(base_checkpoint, option="--base-ckpt"))
     if base_checkpoint is not None:
         raise ConfigError(
-            f"--base-ckpt begins a run, and {plain(str(newest.folder))} has checkpoints of one already: add --fresh to "
+            f"--base-ckpt begins a run, and {newest.folder} has checkpoints of one already: add --fresh to "
             "begin the next segment, or leave --base-ckpt out to go on with it."
         )
     picked = _picked(newest.folder)
@@ -129,9 +126,7 @@ def _named_start(resume_from: Path, there: list[Segment], *, free: Segment) -> S
     place = path_of(chosen).resolve().parent
     own = next((segment for segment in there if segment.folder.resolve() == place), None)
     if own is None:
-        remark = (
-            f"{plain(str(path_of(chosen)))} is of another folder: what follows is saved in {plain(str(free.folder))}"
-        )
+        remark = f"{path_of(chosen)} is of another folder: what follows is saved in {free.folder}"
         return Start(segment=free, resume=chosen, step=step, remarks=(remark,))
     if own != there[-1]:
         remark = (
@@ -144,14 +139,14 @@ def _named_start(resume_from: Path, there: list[Segment], *, free: Segment) -> S
 
 def _whole_step(path: Path) -> int:
     """The step of a checkpoint that was named; one that is damaged, or lacks what a resume needs, is refused."""
-    report, where = verify(path), plain(str(path))
+    report = verify(path)
     if report.missing and not report.problems:
         raise CheckpointError(
-            f"{where}: lacks {listed(report.missing)}, so that no training can go on from it. --base-ckpt {where} "
+            f"{path}: lacks {', '.join(report.missing)}, so that no training can go on from it. --base-ckpt {path} "
             "begins from its weights alone, with the schedule anew."
         )
     if not report.ok or report.step is None:
-        raise CheckpointError(f"{where}: {'; '.join(report.problems) or 'its step is not known'}. Name another one.")
+        raise CheckpointError(f"{path}: {'; '.join(report.problems) or 'its step is not known'}. Name another one.")
     return report.step
 
 
@@ -160,13 +155,10 @@ def _named(path: Path | None, *, option: str) -> CheckpointInfo | Path | None:
     if path is None:
         return None
     if not path.exists():
-        raise ConfigError(
-            f"{option} {plain(str(path))}: there is nothing; name a checkpoint, as OUT/segment_1/step_100."
-        )
-    if has_manifest(path) or path.name.startswith("step_") or not path.is_dir():
-        return path
+        raise ConfigError(f"{option} {path}: there is nothing; name a checkpoint, as OUT/segment_1/step_100.")
     within = segments(path)
-    return _picked(within[-1].folder if within else path)
+    folder = within[-1].folder if within else path
+    return _picked(folder) if Checkpointer(folder).has_checkpoints() else path
 
 
 def _picked(folder: Path) -> CheckpointInfo:
@@ -178,12 +170,10 @@ def _picked(folder: Path) -> CheckpointInfo:
     why = "; ".join(info.unhealthy_because[:_MOST_REASONS]) or "its manifest does not say why"
     try:
         last = checkpointer.pick(healthy=True)
-        instead = (
-            f"The last healthy one is {plain(str(last.path))}: go on from it with --resume-from {plain(str(last.path))}"
-        )
+        instead = f"The last healthy one is {last.path}: go on from it with --resume-from {last.path}"
     except CheckpointError:
         instead = "There is no healthy one before it: begin the next segment with --fresh"
     raise CheckpointError(
-        f"{plain(str(info.path))}, the newest checkpoint, is not healthy: {plain(why)}. {instead}, or from the newest "
-        f"all the same with --resume-from {plain(str(info.path))}."
+        f"{info.path}, the newest checkpoint, is not healthy: {why}. {instead}, or from the newest all the same with "
+        f"--resume-from {info.path}."
     )

@@ -2,7 +2,7 @@
 
 In go a preset, what the command line asks for, and what a checkpoint was trained with; out come the settings to train
 with, and sentences. Invariant: what decides what is trained on or what the model is cannot change in the middle of a
-run; the rate and the z weight can, by name alone.
+run; what `ASKABLE` lists can, by name alone.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
 from recipes.strict_yaml import ConfigError, section_of
-from recipes.twin_moe.config import TwinConfig
-from trimtab.text import listed, plain
+from recipes.twin_moe.config import OptimConfig, TwinConfig
+
+ASKABLE: Final[Mapping[str, str]] = {"lr": "peak learning rate", "z_weight": "weight of the router z"}
+"""Settings of `optim` that change on a resume where a call asks for it, each with what it is."""
 
 _MAY_DIFFER: Final = frozenset({"eval_every", "save_every", "keep", "report_every", "log_every"})
 """When something is looked at or kept, which decides nothing of what is trained."""
 
-_BY_NAME: Final[Mapping[str, str]] = {"optim.lr": "--lr", "optim.z_weight": "--z-weight"}
-"""What changes on a resume where it is asked for, with the option that asks."""
+_MOST_KEYS: Final = 6
 
 
 class Settings(NamedTuple):
@@ -37,33 +38,30 @@ class Settings(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def asked_for(config: TwinConfig, *, lr: float | None, z_weight: float | None) -> TwinConfig:
-    """A preset with what the command line asks for.
+def option(name: str) -> str:
+    """The option that asks for a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def asked_for(config: TwinConfig, asked: Mapping[str, float]) -> TwinConfig:
+    """A preset with what is asked for, some of `ASKABLE`.
 
     Raises:
         ConfigError: One of them makes no sense.
     """
-    if lr is not None and not (math.isfinite(lr) and lr > 0):
-        raise ConfigError(f"--lr: found {lr}, expected a finite number above 0.")
-    if z_weight is not None and not (math.isfinite(z_weight) and z_weight >= 0):
-        raise ConfigError(f"--z-weight: found {z_weight}, expected a finite number of 0 or more.")
-    optim = config.optim
-    return replace(
-        config,
-        optim=replace(
-            optim, lr=optim.lr if lr is None else lr, z_weight=optim.z_weight if z_weight is None else z_weight
-        ),
-    )
+    for name, value in asked.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{option(name)}: found {value}, expected a finite number of 0 or more.")
+    return replace(config, optim=replace(config.optim, **asked))
 
 
-def going_on(config: TwinConfig, saved: object, *, lr: float | None, z_weight: float | None, where: str) -> Settings:
+def going_on(config: TwinConfig, saved: object, *, asked: Mapping[str, float], where: str) -> Settings:
     """The settings with which a checkpoint's training goes on.
 
     Args:
         config: The preset.
         saved: What the checkpoint holds as its settings.
-        lr: The peak rate that was asked for; None: the checkpoint's.
-        z_weight: Likewise.
+        asked: Those of `ASKABLE` that are asked for; the others are the checkpoint's.
         where: The checkpoint, as text.
 
     Raises:
@@ -74,32 +72,36 @@ def going_on(config: TwinConfig, saved: object, *, lr: float | None, z_weight: f
     except ConfigError as error:
         raise ConfigError(f"{where}: was not saved by this trainer, or by another version of it ({error}).") from error
     there, here = dict(_flat(asdict(trained))), dict(_flat(asdict(config)))
-    differ = [key for key in here if here[key] != there[key] and key not in _MAY_DIFFER and key not in _BY_NAME]
+    may_differ = _MAY_DIFFER.union(f"optim.{name}" for name in ASKABLE)
+    differ = [
+        f"{key} ({there[key]!r} there, {here[key]!r} here)"
+        for key in here
+        if here[key] != there[key] and key not in may_differ
+    ]
     if differ:
-        told = listed([f"{key} ({plain(repr(there[key]))} there, {here[key]!r} here)" for key in differ], most=6)
+        more = f" and {len(differ) - _MOST_KEYS} more" if len(differ) > _MOST_KEYS else ""
         raise ConfigError(
-            f"{where}: was trained with other settings: {told}. Go on with the preset that it was trained with, give "
-            "another --out, or begin the next segment with --fresh."
+            f"{where}: was trained with other settings: {', '.join(differ[:_MOST_KEYS])}{more}. Go on with the preset "
+            "that it was trained with, give another --out, or begin the next segment with --fresh."
         )
-    kept = replace(config, optim=replace(config.optim, lr=trained.optim.lr, z_weight=trained.optim.z_weight))
-    result = asked_for(kept, lr=lr, z_weight=z_weight)
+    result = asked_for(config, {name: getattr(trained.optim, name) for name in ASKABLE} | dict(asked))
     return Settings(
         config=result,
         new_lr=result.optim.lr if result.optim.lr != trained.optim.lr else None,
-        remarks=tuple(_remarks(there, here, asked={"optim.lr": lr, "optim.z_weight": z_weight})),
+        remarks=tuple(_remarks(trained.optim, config.optim, asked)),
     )
 
 
-def _remarks(there: Mapping[str, Any], here: Mapping[str, Any], *, asked: Mapping[str, float | None]) -> Iterator[str]:
-    for key, option in _BY_NAME.items():
-        value = asked[key]
-        if value is None and there[key] != here[key]:
+def _remarks(trained: OptimConfig, preset: OptimConfig, asked: Mapping[str, float]) -> Iterator[str]:
+    for name in ASKABLE:
+        there, here = getattr(trained, name), getattr(preset, name)
+        if name not in asked and there != here:
             yield (
-                f"{key} stays {there[key]:g}, as the checkpoint was trained with; the preset has {here[key]:g}: "
-                f"{option} {here[key]:g} goes on with that"
+                f"optim.{name} stays {there:g}, as the checkpoint was trained with; the preset has {here:g}: "
+                f"{option(name)} {here:g} goes on with that"
             )
-        elif value is not None and value != there[key]:
-            yield f"{key} is {value:g} from here on; up to the checkpoint it was {there[key]:g}"
+        elif asked.get(name, there) != there:
+            yield f"optim.{name} is {asked[name]:g} from here on; up to the checkpoint it was {there:g}"
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from recipes.twin_moe.study_reading import ArmResult, Layers, mean, weight_name
 
@@ -27,6 +29,7 @@ SIZE_PIXELS: Final = (1400, 1500)
 """Width and height of the picture."""
 
 _DPI: Final = 100
+_NUM_COLOURS: Final = 128
 _GREY: Final = "0.35"
 _MARKERS: Final = "osD^vPX*"
 # Cividis is one ramp of lightness, made for eyes that tell red from green badly; its lightest fifth is lost on white.
@@ -64,7 +67,7 @@ def draw_study(arms: Sequence[ArmResult], path: Path, *, title: str) -> None:
     _draw_routers(places[0, 0], arms, looks, figure="z", over=mean, title="Router z, mean over layers", log=True)
     places[0, 0].set_ylabel("z (nats squared)")
     if most is not None:
-        _level(places[0, 0], most**2, "zero logits: (ln E)^2")
+        _level(places[0, 0], most**2, "zero logits: (ln E)^2", offset=-10)
     _draw_routers(
         places[0, 1],
         arms,
@@ -93,8 +96,10 @@ def draw_study(arms: Sequence[ArmResult], path: Path, *, title: str) -> None:
         ncols=max(1, len(looks)),
         frameon=False,
     )
-    # Without the name of the program and the time: the same study gives the same bytes.
-    figure.savefig(path, format="png", metadata={"Software": None})
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    # A palette, for a third of the size. No program's name and no time are kept: the same study gives the same bytes.
+    Image.open(drawn).convert("RGB").quantize(_NUM_COLOURS).save(path, format="png", optimize=True)
 
 
 def _looks(arms: Sequence[ArmResult]) -> dict[float, _Look]:
@@ -155,10 +160,8 @@ def _draw_warnings(place: Axes, arms: Sequence[ArmResult], looks: dict[float, _L
                 linestyle="none",
                 zorder=2,
             )
-    if not any(arm.fall for arm in lanes):
-        place.set_title("in no arm did three evaluations in a row become worse", fontsize=8, loc="right", y=-0.14)
     place.set_yticks(range(len(lanes)), [f"{weight_name(arm.z_weight)}, seed {arm.seed}" for arm in lanes])
-    place.set_ylim(-0.7, len(lanes) + 0.2 * len(lanes))  # room for the legend
+    place.set_ylim(-0.7, 1.3 * len(lanes) + 0.5)  # room for the legend
     _finish(place, "First warning of the watch, and where evaluations fell")
     place.set_ylabel("z weight, seed")
     place.legend(
@@ -176,6 +179,8 @@ def _draw_warnings(place: Axes, arms: Sequence[ArmResult], looks: dict[float, _L
         ],
         loc="upper left",
         fontsize=8,
+        title=None if any(arm.fall for arm in lanes) else "in no arm did evaluations become worse three times in a row",
+        title_fontsize=8,
     )
 
 
@@ -186,7 +191,7 @@ def _draw_line(place: Axes, steps: Sequence[int], values: Sequence[float], *, lo
         color=look.colour,
         linestyle=look.line,
         marker=look.marker,
-        markersize=4,
+        markersize=5,
         markevery=max(1, len(steps) // 8),
         linewidth=1.3,
     )
@@ -203,14 +208,14 @@ def _finish(place: Axes, title: str, *, log: bool = False) -> None:
         place.spines[side].set_visible(False)
 
 
-def _level(place: Axes, height: float, text: str) -> None:
-    """A line at a height that means something, with what it means."""
+def _level(place: Axes, height: float, text: str, *, offset: float = 2) -> None:
+    """A line at a height that means something, with what it means, `offset` points above it."""
     place.axhline(height, color=_GREY, linewidth=0.8, linestyle=(0, (1, 2)))
     place.annotate(
         text,
         (1.0, height),
         xycoords=("axes fraction", "data"),
-        xytext=(0, 2),
+        xytext=(0, offset),
         textcoords="offset points",
         ha="right",
         fontsize=8,

@@ -6,25 +6,17 @@ In go measured steps, which wait in a buffer, and evaluations; out come rows and
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, Final, TypeVar
-
-import torch
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import trimtab
-from recipes.twin_moe.config import TwinConfig
 from recipes.twin_moe.console import Tell, eval_line, reason, step_line
-from recipes.twin_moe.engine import Engine
-from recipes.twin_moe.history import SCALES, History, Measured, step_rows
-from trimtab import memory
-from trimtab.errors import GuardLockupError
+from recipes.twin_moe.engine import Engine, Measured
+from recipes.twin_moe.history import History
+from recipes.twin_moe.rows import eval_row, fetch, segment_row, step_row
 
 _Result = TypeVar("_Result")
-
-NO_BEST: Final = {"best": None, "best_step": None, "num_worse": None}
 
 
 class Telemetry:
@@ -36,29 +28,18 @@ class Telemetry:
         segment: The number of its segment.
         resumed_from: The checkpoint that it goes on from, as text; None: it begins.
         tell: What to do with a line for the person who waits.
-        clock: Seconds, of whatever beginning.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        history: History,
-        *,
-        segment: int,
-        resumed_from: str | None,
-        tell: Tell,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, engine: Engine, history: History, *, segment: int, resumed_from: str | None, tell: Tell) -> None:
         self._engine = engine
         self._history = history
         self._segment = segment
         self._resumed_from = resumed_from
         self._tell = tell
-        self._clock = clock
         self._begins_at_step = engine.step + 1
         self._has_begun = False
         self._measured: list[Measured] = []
-        self._since = clock()
+        self._since = time.perf_counter()
         self._eval_pace = Pace()
         self._failed: set[str] = set()
 
@@ -67,7 +48,7 @@ class Telemetry:
         self._measured.append(measured)
 
     def flush(self, *, tells: bool) -> None:
-        """Writes the steps that were taken since, which waits for the device. Never raises.
+        """Writes the steps that were taken since, which waits for the device. Raises nothing but a guard's lock-up.
 
         Args:
             tells: Whether to tell the last of them.
@@ -81,7 +62,7 @@ class Telemetry:
 
     def resume_clock(self) -> None:
         """Leaves the time that an evaluation or a save took out of the tokens a second."""
-        self._since = self._clock()
+        self._since = time.perf_counter()
 
     def contained(self, what: str, action: Callable[[], _Result]) -> _Result | None:
         """Does what must not cost a save; a failure is said, once for each `what`.
@@ -95,7 +76,7 @@ class Telemetry:
         """
         try:
             return action()
-        except GuardLockupError:
+        except trimtab.GuardLockupError:
             raise
         except Exception as error:  # noqa: BLE001 - telemetry never costs a save
             if what not in self._failed:
@@ -112,85 +93,50 @@ class Telemetry:
         measured, self._measured = self._measured, []
         if not measured:
             return
-        config = self._engine.config
-        rows = step_rows(
-            measured,
-            accumulation=config.accumulation,
-            optim=config.optim,
-            segment=self._segment,
-            run_id=self._engine.run.run_id,
-            tokens_per_s=None,
-            device_memory_bytes=_device_peak_bytes(self._engine.device),
-        )
-        now = self._clock()  # the figures have arrived: the device has done these steps
-        pace = Pace(num_tokens=len(measured) * self._engine.num_tokens, seconds=now - self._since)
+        engine = self._engine
+        figures = fetch(measured)
+        now = time.perf_counter()  # the figures have arrived: the device has done these steps
+        pace = Pace(num_tokens=len(measured) * engine.num_tokens, seconds=now - self._since)
         self._since = now
         self._eval_pace = self._eval_pace.plus(pace)
-        for row in rows:
-            row["tokens_per_s"] = pace.tokens_per_s
-        self._history.append([*self._segment_rows(), *rows])
+        rows = [
+            step_row(engine, step, sums, segment=self._segment, tokens_per_s=pace.tokens_per_s)
+            for step, sums in zip(measured, figures, strict=True)
+        ]
+        self._history.append([*self._first_row(), *rows])
         if tells:
             self._tell(step_line(rows[-1]))
 
-    def _segment_rows(self) -> list[dict[str, Any]]:
+    def _first_row(self) -> list[dict[str, Any]]:
         """The row of this call, before its first step: a run has its id only then."""
         if self._has_begun:
             return []
         self._has_begun = True
         return [
             segment_row(
-                self._engine.config,
+                self._engine,
                 segment=self._segment,
-                run_id=self._engine.run.run_id,
                 begins_at_step=self._begins_at_step,
                 resumed_from=self._resumed_from,
-                device=self._engine.device,
             )
         ]
 
     def _evaluate(self) -> None:
         engine = self._engine
         found = engine.evaluate()
-        engine.run.evaluation(
-            found.ce,
-            z=found.z,
-            population_shares=list(found.population_shares),
-            dead_fraction=found.dead_fraction,
-        )
-        best = engine.best_eval() or NO_BEST
-        row = {
-            "kind": "eval",
-            "segment": self._segment,
-            "run_id": engine.run.run_id,
-            "step": found.step,
-            "eval_loss": found.ce,
-            "ce": found.ce,
-            "z": found.z,
-            "population_shares": list(found.population_shares),
-            "dead_fraction": found.dead_fraction,
-            "clip_fraction": engine.run.watch_figures().get("clip_fraction"),
-            "regress_streak": best["num_worse"],
-            "best_eval": best["best"],
-            "best_eval_step": best["best_step"],
-            "tokens_per_s": self._eval_pace.tokens_per_s,
-            "device_memory_bytes": _device_peak_bytes(engine.device),
-            "host_available_bytes": memory.available_bytes(),
-        }
+        beside = {name: figure for name, figure in found._asdict().items() if name not in ("step", "ce")}
+        engine.run.evaluation(found.ce, **beside)
+        row = eval_row(engine, found, segment=self._segment, tokens_per_s=self._eval_pace.tokens_per_s)
         self._eval_pace = Pace()
         self._history.append([row])
         self._tell(eval_line(row))
 
 
-class Pace:
-    """Tokens, and the seconds that they took.
+class Pace(NamedTuple):
+    """Tokens, and the seconds that they took."""
 
-    Args:
-        num_tokens: How many.
-        seconds: How long.
-    """
-
-    def __init__(self, *, num_tokens: int = 0, seconds: float = 0.0) -> None:
-        self.num_tokens, self.seconds = num_tokens, seconds
+    num_tokens: int = 0
+    seconds: float = 0.0
 
     def plus(self, other: Pace) -> Pace:
         """Both, one after the other."""
@@ -200,38 +146,3 @@ class Pace:
     def tokens_per_s(self) -> float | None:
         """Tokens a second; None where there was no time."""
         return self.num_tokens / self.seconds if self.seconds > 0 else None
-
-
-def segment_row(
-    config: TwinConfig,
-    *,
-    segment: int,
-    run_id: str | None,
-    begins_at_step: int,
-    resumed_from: str | None,
-    device: torch.device,
-    clock: Callable[[], float] = time.time,
-) -> dict[str, Any]:
-    """The row that says what the rows behind it are of: of each call that trains, one."""
-    versions: Mapping[str, str] = {
-        "trimtab": trimtab.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
-    return {
-        "kind": "segment",
-        "segment": segment,
-        "run_id": run_id,
-        "preset": config.preset,
-        "begins_at_step": begins_at_step,
-        "resumed_from": resumed_from,
-        "scales": dict(SCALES),
-        "settings": asdict(config),
-        "device": str(device),
-        "versions": dict(versions),
-        "time": clock(),
-    }
-
-
-def _device_peak_bytes(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

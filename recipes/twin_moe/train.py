@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,18 +21,13 @@ import torch
 import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.config import TwinConfig, presets, read_preset
-from recipes.twin_moe.console import Tell, best_in_words, reason, say, telling
+from recipes.twin_moe.console import Tell, best_in_words, plain, reason, say, telling
 from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.history import NAME, History
 from recipes.twin_moe.segments import Start, choose_start, path_of
-from recipes.twin_moe.settings import Settings, asked_for, going_on
+from recipes.twin_moe.settings import ASKABLE, Settings, asked_for, going_on, option
 from recipes.twin_moe.telemetry import Telemetry
 from trimtab.checkpoint import Checkpointer, CheckpointInfo, RoundTrip, saved_config
-from trimtab.errors import UsageError
-from trimtab.text import plain
-
-AtStep = Callable[[Engine], object]
-"""Called after each step, before what is due then is evaluated and saved."""
 
 _SMALL_DIM: Final = 256
 """A model of less width is faster on one core of a CPU than on several."""
@@ -46,9 +41,6 @@ class Trained:
         step: Steps that are behind.
         num_steps: Steps of this call; 0: there was nothing to train.
         segment: The number of the segment.
-        engine: The training after its last step, its run closed; None where there was nothing to train.
-        run_id: Its run; None where nothing was recorded.
-        log: Folder of the run's log; None likewise.
         checkpoint: What was saved at the end; None where that failed, or there was nothing to train.
         round_trip: What the round trip of that checkpoint came to; None where there was none.
     """
@@ -56,9 +48,6 @@ class Trained:
     step: int
     num_steps: int
     segment: int
-    engine: Engine | None = None
-    run_id: str | None = None
-    log: Path | None = None
     checkpoint: CheckpointInfo | None = None
     round_trip: RoundTrip | None = None
 
@@ -68,14 +57,13 @@ def train(
     *,
     out: Path,
     stop_at: int | None = None,
-    lr: float | None = None,
-    z_weight: float | None = None,
+    asked: Mapping[str, float] | None = None,
     resume_from: Path | None = None,
     base_checkpoint: Path | None = None,
     fresh: bool = False,
     device: str | torch.device | None = None,
     tell: Tell = say,
-    at_step: AtStep | None = None,
+    make_engine: Callable[..., Engine] = Engine,
 ) -> Trained:
     """Trains a chunk: from the newest checkpoint, or from the beginning, up to a step.
 
@@ -83,14 +71,14 @@ def train(
         config: The preset.
         out: The folder of checkpoints, log and history.
         stop_at: The last step; it is evaluated and saved, and the schedule is the same. None: the schedule's end.
-        lr: Peak learning rate. None: that of the checkpoint which is gone on from, or the preset's.
-        z_weight: Weight of the router z; None likewise.
+        asked: Settings of `optim` that are asked for, some of `settings.ASKABLE`; the others are those of the
+            checkpoint that is gone on from, or the preset's.
         resume_from: The checkpoint to go on from; None: the newest.
         base_checkpoint: A checkpoint whose weights to begin from, with the schedule anew.
         fresh: Whether to begin the next segment.
         device: Where to train; None: on the GPU where there is one.
         tell: What to do with a line for the person who waits; what it raises costs nothing.
-        at_step: Called after each step, with the engine; what it raises ends the training.
+        make_engine: What makes the engine: `Engine`, or a class that derives from it.
 
     Returns:
         What it came to.
@@ -102,15 +90,15 @@ def train(
     tell = telling(tell)
     last = _last_step(config, stop_at)
     start = choose_start(out, resume_from=resume_from, base_checkpoint=base_checkpoint, fresh=fresh)
-    settings = _settings(config, start, lr=lr, z_weight=z_weight)
+    settings = _settings(config, start, asked or {})
     if start.resume is not None and start.step >= last:
-        tell(f"nothing to train: {plain(str(path_of(start.resume)))} is of step {start.step}, and {last} is the last")
+        tell(f"nothing to train: {path_of(start.resume)} is of step {start.step}, and {last} is the last")
         return Trained(step=start.step, num_steps=0, segment=start.segment.number)
     place = _device(device)
     history = History(out / NAME, tell=tell)
     history.open()
     try:
-        with Engine(settings.config, out=out, device=place) as engine:
+        with make_engine(settings.config, out=out, device=place) as engine:
             for remark in (*start.remarks, *settings.remarks):
                 tell(remark)
             checkpointer = _begin(engine, start, settings, tell=tell)
@@ -121,7 +109,7 @@ def train(
                 resumed_from=None if start.resume is None else str(path_of(start.resume)),
                 tell=tell,
             )
-            return _train(engine, checkpointer, telemetry, start=start, last=last, tell=tell, at_step=at_step)
+            return _train(engine, checkpointer, telemetry, start=start, last=last, tell=tell)
     finally:
         history.close()
 
@@ -134,11 +122,11 @@ def _last_step(config: TwinConfig, stop_at: int | None) -> int:
     return stop_at
 
 
-def _settings(config: TwinConfig, start: Start, *, lr: float | None, z_weight: float | None) -> Settings:
+def _settings(config: TwinConfig, start: Start, asked: Mapping[str, float]) -> Settings:
     if start.resume is None:
-        return Settings(asked_for(config, lr=lr, z_weight=z_weight))
+        return Settings(asked_for(config, asked))
     path = path_of(start.resume)
-    return going_on(config, saved_config(path), lr=lr, z_weight=z_weight, where=plain(str(path)))
+    return going_on(config, saved_config(path), asked=asked, where=str(path))
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -159,25 +147,18 @@ def _begin(engine: Engine, start: Start, settings: Settings, *, tell: Tell) -> C
         # The checkpoints of a branch are its own run's, which the checkpointer that has loaded would not know.
         loader = Checkpointer(path.parent) if is_branch else checkpointer
         resumed = engine.resume(loader, start.resume, lr=settings.new_lr)
-        tell(f"resumes {plain(str(path))}: step {resumed.step}, {best_in_words(resumed.best_eval)}")
+        tell(f"resumes {path}: step {resumed.step}, {best_in_words(resumed.best_eval)}")
     elif start.weights is not None:
         path = path_of(start.weights)
         engine.load_weights(Checkpointer(path.parent), start.weights)
-        tell(f"begins segment {start.segment.number} from the weights of {plain(str(path))}: the schedule begins anew")
+        tell(f"begins segment {start.segment.number} from the weights of {path}: the schedule begins anew")
     else:
-        tell(f"begins segment {start.segment.number} in {plain(str(start.segment.folder))}")
+        tell(f"begins segment {start.segment.number} in {start.segment.folder}")
     return checkpointer
 
 
 def _train(
-    engine: Engine,
-    checkpointer: Checkpointer,
-    telemetry: Telemetry,
-    *,
-    start: Start,
-    last: int,
-    tell: Tell,
-    at_step: AtStep | None,
+    engine: Engine, checkpointer: Checkpointer, telemetry: Telemetry, *, start: Start, last: int, tell: Tell
 ) -> Trained:
     config, first = engine.config, engine.step + 1
     saved: CheckpointInfo | None = None
@@ -186,8 +167,6 @@ def _train(
     try:
         while engine.step < last:
             telemetry.take(engine.train_step())
-            if at_step is not None:
-                at_step(engine)
             step, is_end = engine.step, engine.step == last
             evaluates, saves = is_end or step % config.eval_every == 0, is_end or step % config.save_every == 0
             tells = is_end or step == first or step % config.log_every == 0
@@ -206,15 +185,12 @@ def _train(
         checkpoint = saved
         checked = telemetry.contained("round trip", lambda: engine.round_trip(checkpoint))
     engine.close()
-    where = "was not saved" if saved is None else f"is {plain(str(start.segment.folder / saved.path.name))}"
+    where = "was not saved" if saved is None else f"is {start.segment.folder / saved.path.name}"
     tell(f"step {last} of {config.num_steps} is done; its checkpoint {where}")
     return Trained(
         step=engine.step,
         num_steps=last - first + 1,
         segment=start.segment.number,
-        engine=engine,
-        run_id=engine.run.run_id,
-        log=engine.run.folder,
         checkpoint=saved,
         round_trip=checked,
     )
@@ -240,14 +216,13 @@ def main(arguments: list[str] | None = None) -> int:
             config,
             out=options.out or Path("runs") / f"twin-{config.preset}",
             stop_at=options.stop_at,
-            lr=options.lr,
-            z_weight=options.z_weight,
+            asked={name: value for name in ASKABLE if (value := getattr(options, name)) is not None},
             resume_from=options.resume_from,
             base_checkpoint=options.base_ckpt,
             fresh=options.fresh,
             device=options.device,
         )
-    except (ConfigError, UsageError) as error:
+    except (ConfigError, trimtab.UsageError) as error:
         _complain(error)
         return 2
     except trimtab.TrimtabError as error:
@@ -263,8 +238,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recipes.twin_moe.train", description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=presets(), required=True)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/twin-PRESET")
-    parser.add_argument("--lr", type=float, help="peak learning rate; default: the checkpoint's, or the preset's")
-    parser.add_argument("--z-weight", type=float, metavar="W", help="weight of the router z; default: likewise")
+    for name, meaning in ASKABLE.items():
+        parser.add_argument(option(name), type=float, help=f"{meaning}; default: the checkpoint's, or the preset's")
     parser.add_argument("--stop-at", type=int, metavar="STEP", help="end here; the schedule stays what it is")
     parser.add_argument("--resume-from", type=Path, metavar="PATH", help="the checkpoint to go on from")
     parser.add_argument("--base-ckpt", type=Path, metavar="PATH", help="begin from its weights, with the schedule anew")

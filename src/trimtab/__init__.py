@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trimtab.rules.watch_config import WatchConfig as WatchConfig
     from trimtab.torch.kits import LossKit as LossKit
     from trimtab.torch.kits import TokenNormedLossKit as TokenNormedLossKit
+    from trimtab.torch.outcome import StepOutcome as StepOutcome
     from trimtab.torch.outcome import WindowResult as WindowResult
     from trimtab.torch.run import Run as Run
     from trimtab.values import Verdict as Verdict
@@ -60,6 +61,7 @@ _HOMES = {
     "Run": "trimtab.torch.run",
     "Schedule": "trimtab.rules.schedule",
     "Spike": "trimtab.findings",
+    "StepOutcome": "trimtab.torch.outcome",
     "Table": "trimtab.log.table",
     "TokenNormedLossKit": "trimtab.torch.kits",
     "TrimtabError": "trimtab.errors",

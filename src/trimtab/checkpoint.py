@@ -7,6 +7,7 @@
 A facade of `trimtab.torch` and `trimtab.resume`; importing it loads torch.
 """
 
+from trimtab.errors import CheckpointError
 from trimtab.resume.info import CheckpointInfo, VerifyReport
 from trimtab.resume.select import pick
 from trimtab.resume.verify import verify
@@ -18,6 +19,7 @@ from trimtab.torch.rng import kept_rng
 from trimtab.torch.round_trip import RoundTrip, round_trip
 
 __all__ = [
+    "CheckpointError",
     "CheckpointInfo",
     "Checkpointer",
     "Resumed",

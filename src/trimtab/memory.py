@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 from trimtab.watched import Vitals
 
+__all__ = ["available_bytes"]
+
 # What version 1 shows as the limit where there is none: the largest number of pages, a little under 2^63.
 _NO_LIMIT: Final = 1 << 62
 

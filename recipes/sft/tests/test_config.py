@@ -2,7 +2,8 @@
 
 import pytest
 
-from recipes.sft.config import ConfigError, read_config, read_stage, stages
+from recipes.sft.config import StageConfig, read_stage, stages
+from recipes.strict_yaml import ConfigError, read_named
 
 GOOD = """\
 stage: mine
@@ -27,7 +28,7 @@ def read(tmp_path):
     def read_text(text):
         path = tmp_path / "mine.yaml"
         path.write_text(text)
-        return read_config(path)
+        return read_named(StageConfig, tmp_path, path.stem, named_in="stage")
 
     return read_text
 

@@ -7,12 +7,14 @@ import argparse
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from recipes.twin_moe.config import ModelConfig, TwinConfig, read_preset
+from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.train import train
 
 WALL_CLOCK = ("tokens_per_s", "device_memory_bytes", "host_available_bytes", "time", "run_id", "segment")
@@ -33,6 +35,18 @@ def small(*, num_steps: int = 120) -> TwinConfig:
         model=ModelConfig(dim=16, num_layers=2, num_heads=2, num_experts=8, top_k=2, num_populations=2, expert_dim=16),
         optim=replace(tiny.optim, lr=3e-3, warmup_steps=10),
     )
+
+
+def engine_with(after_step: Callable[[Engine], object]) -> type[Engine]:
+    """An engine that does something after each of its steps: where a test plants what goes wrong."""
+
+    class Planted(Engine):
+        def train_step(self, micro_batches=None):
+            measured = super().train_step(micro_batches)
+            after_step(self)
+            return measured
+
+    return Planted
 
 
 def history(out: Path, kind: str | None = None) -> list[dict]:
@@ -77,11 +91,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    def at_step(engine) -> None:
+    def kill(engine) -> None:
         if engine.step == options.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(small(), out=options.out, stop_at=options.stop_at, at_step=at_step)
+    train(small(), out=options.out, stop_at=options.stop_at, make_engine=engine_with(kill))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from recipes.strict_yaml import ConfigError
-from recipes.twin_moe.tests.small_twin import history, logs, saved, small, trained
+from recipes.twin_moe.tests.small_twin import engine_with, history, logs, saved, small, trained
 from recipes.twin_moe.train import train
 from trimtab.analysis.same_bits import compare_bits
-from trimtab.checkpoint import Checkpointer
-from trimtab.errors import CheckpointError
+from trimtab.checkpoint import Checkpointer, CheckpointError
 from trimtab.gates.judging import judge_chunk
 
 ROOT = Path(__file__).parents[3]
@@ -135,7 +134,7 @@ def rate(step, *, lr, num_steps=120, warmup=10):
 
 def test_a_new_rate_on_a_resume_is_the_same_schedule_at_that_rate(halfway):
     lines = []
-    train(small(), out=halfway, lr=1e-3, stop_at=90, tell=lines.append)
+    train(small(), out=halfway, asked={"lr": 1e-3}, stop_at=90, tell=lines.append)
     # then
     rates = {row["step"]: row["lr"] for row in history(halfway, "step")}
     expected = {step: rate(step, lr=3e-3 if step <= 60 else 1e-3) for step in range(1, 91)}
@@ -160,12 +159,12 @@ def test_the_weight_of_z_is_kept_on_a_resume_and_changed_by_name(tmp_path):
         rows = trained(tmp_path, "step")
         return {row["step"]: row["z_weighted"] / row["z"] for row in rows}
 
-    quietly(small(), tmp_path, z_weight=2e-3, stop_at=5)
+    quietly(small(), tmp_path, asked={"z_weight": 2e-3}, stop_at=5)
     lines = []
     train(small(), out=tmp_path, stop_at=8, tell=lines.append)
     assert weights() == pytest.approx(dict.fromkeys(range(1, 9), 2e-3))
     assert any("optim.z_weight stays 0.002" in line and "the preset has 0.0001" in line for line in lines)
-    quietly(small(), tmp_path, z_weight=0.5, stop_at=10)
+    quietly(small(), tmp_path, asked={"z_weight": 0.5}, stop_at=10)
     assert weights() == pytest.approx(dict.fromkeys(range(1, 9), 2e-3) | {9: 0.5, 10: 0.5})
     last = trained(tmp_path, "step")[-1]
     terms = last["lbl_weighted"] + last["z_weighted"] + last["xpop_weighted"]
@@ -203,7 +202,7 @@ def dead_router(engine):
 @pytest.fixture(scope="session")
 def collapsed(tmp_path_factory):
     out = tmp_path_factory.mktemp("collapsed")
-    quietly(small(), out, stop_at=60, at_step=dead_router)
+    quietly(small(), out, stop_at=60, make_engine=engine_with(dead_router))
     return out
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recipes.strict_yaml import ConfigError
-from recipes.twin_moe.config import presets, read_config, read_preset
+from recipes.strict_yaml import ConfigError, read_named
+from recipes.twin_moe.config import TwinConfig, presets, read_preset
 
 GOOD = """\
 preset: mine
@@ -37,7 +37,7 @@ def read(tmp_path):
     def read_text(text):
         path = tmp_path / "mine.yaml"
         path.write_text(text)
-        return read_config(path)
+        return read_named(TwinConfig, tmp_path, path.stem, named_in="preset")
 
     return read_text
 
@@ -56,6 +56,7 @@ def test_a_file_is_read_into_its_settings_and_the_terms_weights_have_defaults(re
         ("lr: 1.0e-3", "lr: 1.0e-3\n  z_weight: 1e-4", "optim.z_weight: found '1e-4', expected a finite number. YAML"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  z_weight: -1.0e-4", "optim.z_weight: found -0.0001, expected 0 or more"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  min_lr: 1.0e-2", "optim.min_lr: found 0.01, expected at most lr, 0.001"),
+        ("lr: 1.0e-3", "lr: 0", "optim.lr: found 0.0, expected a number above 0"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  max_grad_norm: 0", "optim.max_grad_norm: found 0.0, expected a number above 0"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  warmup_steps: 30", "optim.warmup_steps: found 30, expected less than num_steps"),
         ("num_steps: 30", "num_steps: 30\nnum_steps: 40", "num_steps: given twice"),

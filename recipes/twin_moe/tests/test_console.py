@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.twin_moe.tests.small_twin import history, logs, small
+from recipes.twin_moe.console import plain
+from recipes.twin_moe.tests.small_twin import engine_with, history, logs, small
 from recipes.twin_moe.train import train
 from trimtab.checkpoint import Checkpointer
 from trimtab.log.reader import open_log
@@ -18,6 +19,10 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "recipes.twin_moe.tests.small_twin"]
 
 CONSOLES = {"cp1252": {"PYTHONIOENCODING": "cp1252:strict"}, "ascii": {"PYTHONIOENCODING": "ascii:strict"}}
+
+
+def test_what_no_console_can_be_trusted_with_is_escaped():
+    assert plain("a\x1b[31mb\u202e\udc80'\\\n") == "a\\x1b[31mb\\u202e\\udc80'\\\\n"
 
 
 def start(out, *arguments, environment=None, **settings):
@@ -104,19 +109,22 @@ def test_a_history_on_a_full_disk_is_said_once_and_training_and_saves_go_on(tmp_
 
 def test_an_evaluation_that_raises_is_said_once_and_its_save_happens(tmp_path, whole):
     # given: held-out text that is gone
+    engines = []
+
     def lose_it(engine):
         engine._held_out = None
+        engines.append(engine)
 
     # when
     lines = []
-    ended = train(small(), out=tmp_path, stop_at=16, tell=lines.append, at_step=lose_it)
+    ended = train(small(), out=tmp_path, stop_at=16, tell=lines.append, make_engine=engine_with(lose_it))
     # then
     assert [line.partition(" failed at step ")[0] for line in lines if " failed at step " in line] == [
         "evaluation",
         "round trip",
     ]
     assert ended.checkpoint.step == 16
-    assert ended.engine.model.training
+    assert engines[-1].model.training
     assert losses(tmp_path) == losses(whole[0])[:16]
     assert history(tmp_path, "eval") == []
 

@@ -11,8 +11,9 @@ import torch
 import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.engine import Engine
-from recipes.twin_moe.history import History, step_rows
-from recipes.twin_moe.tests.small_twin import history, small
+from recipes.twin_moe.history import History
+from recipes.twin_moe.rows import fetch, step_row
+from recipes.twin_moe.tests.small_twin import history, logs, small
 from recipes.twin_moe.train import train
 from trimtab.watched import EVALUATION_EVENT
 
@@ -38,14 +39,14 @@ def rows_of(path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Steps 1 to 30, an interruption, 31 to 40, and 10 steps of a second segment."""
+    """Steps 1 to 30, an interruption, 31 to 40, and 10 steps of a second segment; the folder, and the runs' logs."""
     out = tmp_path_factory.mktemp("out")
-    results = [
-        train(small(num_steps=40), out=out, stop_at=30, tell=lambda line: None),
-        train(small(num_steps=40), out=out, tell=lambda line: None),
-        train(small(num_steps=40), out=out, stop_at=10, fresh=True, tell=lambda line: None),
-    ]
-    return out, results
+    train(small(num_steps=40), out=out, stop_at=30, tell=lambda line: None)
+    train(small(num_steps=40), out=out, tell=lambda line: None)
+    [first] = logs(out)
+    train(small(num_steps=40), out=out, stop_at=10, fresh=True, tell=lambda line: None)
+    [second] = set(logs(out)) - {first}
+    return out, (first, second)
 
 
 # The file.
@@ -154,13 +155,13 @@ def test_a_folder_that_cannot_be_made_costs_rows_and_nothing_else(tmp_path):
 
 def test_a_call_writes_its_segment_then_steps_in_order_then_evaluations_where_they_fall(trained):
     # given
-    out, (first, _, third) = trained
+    out, (first, second) = trained
     rows = history(out)
     # then
     segments = [row for row in rows if row["kind"] == "segment"]
     assert [(row["segment"], row["begins_at_step"]) for row in segments] == [(1, 1), (1, 31), (2, 1)]
     assert [row["resumed_from"] for row in segments] == [None, str(out / "segment_1" / "step_30"), None]
-    assert [row["run_id"] for row in segments] == [first.run_id, first.run_id, third.run_id]
+    assert [row["run_id"] for row in segments] == [first.name, first.name, second.name]
     assert segments[0]["settings"]["optim"]["z_weight"] == small().optim.z_weight
     assert "mean over layers" in segments[0]["scales"]["z"]
     steps = [row["step"] for row in rows if row["kind"] == "step"]
@@ -194,8 +195,8 @@ def test_a_step_row_is_the_loss_in_its_parts_with_each_weight_once(trained):
 
 def test_step_rows_say_what_the_log_of_the_run_says(trained):
     # given
-    out, (first, *_) = trained
-    log = trimtab.open_log(out / "trimtab" / first.run_id).steps().numpy()
+    out, (first, _) = trained
+    log = trimtab.open_log(first).steps().numpy()
     rows = {row["step"]: row for row in history(out, "step") if row["segment"] == 1}
     # then
     assert len(log["step"]) == 40
@@ -207,9 +208,9 @@ def test_step_rows_say_what_the_log_of_the_run_says(trained):
 
 def test_eval_rows_hold_what_was_measured_and_the_best_up_to_then(trained):
     # given
-    out, (first, *_) = trained
+    out, (first, _) = trained
     rows = [row for row in history(out, "eval") if row["segment"] == 1]
-    events = trimtab.open_log(out / "trimtab" / first.run_id).events().numpy()
+    events = trimtab.open_log(first).events().numpy()
     logged = [
         json.loads(facts)
         for kind, facts in zip(events["kind"], events["facts"], strict=True)
@@ -236,15 +237,10 @@ def test_a_step_whose_every_micro_batch_was_left_out_has_no_loss_in_its_row(tmp_
         hook.remove()
         measured.append(engine.train_step())
         # when
-        rows = step_rows(
-            measured,
-            accumulation=config.accumulation,
-            optim=config.optim,
-            segment=1,
-            run_id=engine.run.run_id,
-            tokens_per_s=None,
-            device_memory_bytes=None,
-        )
+        rows = [
+            step_row(engine, step, sums, segment=1, tokens_per_s=None)
+            for step, sums in zip(measured, fetch(measured), strict=True)
+        ]
     # then
     assert [row["reason"] for row in rows] == ["stepped", "all_skipped", "stepped"]
     assert (rows[1]["loss"], rows[1]["ce"], rows[1]["grad_norm"]) == (None, None, None)
@@ -265,15 +261,8 @@ def test_where_a_micro_batch_was_left_out_the_loss_is_that_of_the_others(tmp_pat
         hook = engine.model.head.register_forward_hook(spoil)
         measured = engine.train_step()
         hook.remove()
-        [row] = step_rows(
-            [measured],
-            accumulation=2,
-            optim=config.optim,
-            segment=1,
-            run_id=None,
-            tokens_per_s=None,
-            device_memory_bytes=None,
-        )
+        [sums] = fetch([measured])
+        row = step_row(engine, measured, sums, segment=1, tokens_per_s=None)
     # then
     assert row["num_skipped_micros"] == 1
     assert row["loss"] == pytest.approx(row["ce"] + 0.01 * 1.0, abs=0.02)
@@ -287,15 +276,14 @@ def test_an_evaluation_that_raises_is_said_once_and_costs_neither_a_step_nor_a_s
     # given
     lines = []
 
-    def break_evaluations(engine):
-        if engine.step == 1:
-            engine.evaluate = lambda: 1 / 0
+    class Blind(Engine):
+        def evaluate(self):
+            return 1 / 0
 
     # when
-    result = train(small(num_steps=40), out=tmp_path, tell=lines.append, at_step=break_evaluations)
+    result = train(small(num_steps=40), out=tmp_path, tell=lines.append, make_engine=Blind)
     # then
     assert result.checkpoint.path.name == "step_40"
-    assert result.engine.model.training
     assert [row["step"] for row in history(tmp_path, "step")] == list(range(1, 41))
     assert history(tmp_path, "eval") == []
     assert [line for line in lines if "ZeroDivisionError" in line] == [
@@ -320,11 +308,12 @@ def test_a_round_trip_that_raises_costs_nothing(tmp_path):
     # given
     lines = []
 
-    def break_it(engine):
-        engine.round_trip = lambda checkpoint: 1 / 0
+    class OneWay(Engine):
+        def round_trip(self, checkpoint):
+            return 1 / 0
 
     # when
-    result = train(small(), out=tmp_path, stop_at=5, tell=lines.append, at_step=break_it)
+    result = train(small(), out=tmp_path, stop_at=5, tell=lines.append, make_engine=OneWay)
     # then
     assert result.checkpoint is not None
     assert result.round_trip is None
@@ -333,13 +322,15 @@ def test_a_round_trip_that_raises_costs_nothing(tmp_path):
 
 def test_an_interrupted_training_writes_the_steps_that_it_has_done(tmp_path):
     # given
-    def interrupt(engine):
-        if engine.step == 7:
-            raise KeyboardInterrupt
+    class Interrupted(Engine):
+        def train_step(self, micro_batches=None):
+            if self.step == 7:
+                raise KeyboardInterrupt
+            return super().train_step(micro_batches)
 
     # when
     with pytest.raises(KeyboardInterrupt):
-        train(small(), out=tmp_path, tell=lambda line: None, at_step=interrupt)
+        train(small(), out=tmp_path, tell=lambda line: None, make_engine=Interrupted)
     # then
     assert [row["step"] for row in history(tmp_path, "step")] == list(range(1, 8))
 

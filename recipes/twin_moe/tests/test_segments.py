@@ -10,10 +10,9 @@ from torch import nn
 
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.segments import choose_start, path_of, segments
-from recipes.twin_moe.tests.small_twin import history, small
+from recipes.twin_moe.tests.small_twin import history, logs, small
 from recipes.twin_moe.train import main, train
-from trimtab.checkpoint import Checkpointer, saved_config
-from trimtab.errors import CheckpointError
+from trimtab.checkpoint import Checkpointer, CheckpointError, saved_config
 
 
 def saved(folder, *steps, unhealthy=()):
@@ -229,7 +228,7 @@ def test_a_stop_that_is_behind_trains_nothing_and_writes_nothing(out):
 
 def test_without_a_rate_the_checkpoints_is_kept_and_said(out):
     # given
-    told(small(num_steps=40), out=out, stop_at=16, lr=1e-3, z_weight=1e-3)
+    told(small(num_steps=40), out=out, stop_at=16, asked={"lr": 1e-3, "z_weight": 1e-3})
     # when
     _, lines = told(small(num_steps=40), out=out, stop_at=17)
     # then
@@ -271,7 +270,8 @@ def test_a_branch_is_a_run_of_its_own_and_leaves_the_other_folder_as_it_is(out, 
         small(num_steps=40), out=tmp_path / "branch", resume_from=out / "segment_1" / "step_15", stop_at=20
     )
     # then
-    assert result.checkpoint.run_id == result.run_id
+    [log] = logs(tmp_path / "branch")
+    assert result.checkpoint.run_id == log.name
     assert result.round_trip.same
     assert [row["step"] for row in history(tmp_path / "branch", "step")] == [16, 17, 18, 19, 20]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

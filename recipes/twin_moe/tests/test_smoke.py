@@ -14,7 +14,7 @@ import torch
 from recipes.twin_moe.config import read_preset
 from recipes.twin_moe.data import MicroBatches, Windows, read_sources
 from recipes.twin_moe.engine import Engine
-from recipes.twin_moe.tests.small_twin import history, logs, small
+from recipes.twin_moe.tests.small_twin import engine_with, history, logs, small
 from recipes.twin_moe.train import main, train
 from trimtab.gates.judging import judge_chunk
 from trimtab.log.reader import open_log
@@ -100,7 +100,7 @@ def test_a_planted_bad_micro_batch_is_left_out_and_said_in_its_row(tmp_path):
 
     # when
     lines = []
-    train(small(), out=tmp_path, stop_at=15, tell=lines.append, at_step=plant)
+    train(small(), out=tmp_path, stop_at=15, tell=lines.append, make_engine=engine_with(plant))
     # then
     rows = history(tmp_path, "step")
     assert [row["num_skipped_micros"] for row in rows] == [0] * 13 + [1, 0]

@@ -66,6 +66,17 @@ def read_runs(log: Log, *, progress: Callable[[int], None] | None = None) -> tup
     return tuple(_reading(run, records) for run in parts or [lines])
 
 
+def up_to_now(reading: StepReading) -> StepReading:
+    """A run without the steps behind the last of its newest attempt: they lie on a way that it was taken back from."""
+    if not reading.not_reached.any():
+        return reading
+    kept = ~reading.not_reached
+    return reading._replace(
+        series=StepSeries._make(column[kept] for column in reading.series),
+        not_reached=np.zeros(int(np.count_nonzero(kept)), np.bool_),
+    )
+
+
 def _reading(lines: StepLines, records: StepColumns) -> StepReading:
     """The series of one run; the records are those of the whole log."""
     kept = _not_superseded(lines)

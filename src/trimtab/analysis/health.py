@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from trimtab.analysis.attempts import StepReading
 from trimtab.analysis.health_order import Placed, events_in_order, side_places
@@ -23,6 +23,7 @@ from trimtab.analysis.observed_steps import HealthSteps
 from trimtab.analysis.router_reports import MAX_NOTES, read_side, report_of, side_report, summary
 from trimtab.analysis.several_runs import JudgedRun
 from trimtab.analysis.unhealthy import Stretches, Unhealthy
+from trimtab.analysis.watched_stretch import WatchedStretch
 from trimtab.errors import UsageError
 from trimtab.log.columns import SideColumns
 from trimtab.log.reader import Log
@@ -62,11 +63,13 @@ class AtEnd:
         findings: All that were made in it, in the order in which they were.
         standing: Those that are not over, as they were seen last.
         evaluations: By the dataset's name ("" where there is one only) `best`, `best_step` and `num_worse`.
+        stretch: What its watch left of the stretch that was asked for.
     """
 
     findings: tuple[WatchFinding, ...] = ()
     standing: tuple[WatchFinding, ...] = ()
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stretch: WatchedStretch = field(default_factory=WatchedStretch)
 
 
 class Health(NamedTuple):
@@ -91,26 +94,14 @@ class Health(NamedTuple):
     at_end: AtEnd = AtEnd()
 
 
-class Look(Protocol):
-    """Who looks on while the last run of a log is judged."""
-
-    def wants(self, step: int) -> bool:
-        """Whether reports of this step are to be judged again where there are too many to judge all."""
-
-    def event(self, event: Event) -> None:
-        """Takes an event of the run, in its order; reports come by `report`."""
-
-    def report(self, report: RouterReport) -> None:
-        """Takes a report of the routers, in its order."""
-
-
-def judge_health(log: Log, runs: Sequence[JudgedRun], *, look: Look | None = None) -> Health:
+def judge_health(log: Log, runs: Sequence[JudgedRun], *, stretch: tuple[int, int] = (1, 0)) -> Health:
     """Judges the health of each run of a log, from a history of its own.
 
     Args:
         log: The log.
         runs: Its runs.
-        look: Who looks on at the last run.
+        stretch: First and last step of the stretch of the last run that is of interest; none of them by default. Its
+            reports are judged before all others where there are too many to judge.
 
     Raises:
         LogError: The log cannot be read any more.
@@ -123,7 +114,7 @@ def judge_health(log: Log, runs: Sequence[JudgedRun], *, look: Look | None = Non
             steps=steps,
             side=side,
             is_only_run=len(runs) == 1,
-            look=look if run is runs[-1] else None,
+            stretch=WatchedStretch(*stretch) if run is runs[-1] else WatchedStretch(),
         )
         for run in runs
     ]
@@ -154,11 +145,11 @@ class _Judged:
     """One run, while it is judged.
 
     Args:
-        look: Who looks on; None: nobody.
+        stretch: The steps of it that are of interest.
     """
 
-    def __init__(self, look: Look | None = None) -> None:
-        self._look = look
+    def __init__(self, stretch: WatchedStretch) -> None:
+        self.stretch = stretch
         self.rules = HealthRules()
         self.findings: list[WatchFinding] = []
         self.said: list[WatchFinding] = []
@@ -174,8 +165,8 @@ class _Judged:
         """The newest report of those."""
         self.unhealthy: tuple[Unhealthy, ...] = ()
         self._stretches = Stretches()
-        self._num_layers = {False: 0, True: 0}
-        """Layers judged, of reports that nobody asked for and of those that were."""
+        self._num_layers = 0
+        """Layers judged, of reports outside of the stretch."""
         self._rank: int | None = None
 
     @property
@@ -187,7 +178,8 @@ class _Judged:
     def at_end(self) -> AtEnd:
         """What is known of it now that all was taken."""
         evaluations = self.rules.figures()["evaluations"]
-        return AtEnd(findings=tuple(self.findings), standing=self.rules.standing(), evaluations=evaluations)
+        standing = self.rules.standing()
+        return AtEnd(findings=tuple(self.findings), standing=standing, evaluations=evaluations, stretch=self.stretch)
 
     def take(self, placed: Placed) -> None:
         """Judges one event of the log."""
@@ -200,13 +192,12 @@ class _Judged:
         self._rank = placed.rank if self._rank is None else self._rank
         if placed.rank != self._rank:
             return
-        if self._look is not None and event.kind != ROUTER_EVENT:
-            self._look.event(event)
-        if event.kind == ROUTER_EVENT and self._num_layers[self._is_wanted(event.step)] >= MAX_LAYERS_JUDGED:
+        self.stretch.take(event)
+        if event.kind == ROUTER_EVENT and self._are_too_many(event.step):
             self.unjudged_from = event.step if self.unjudged_from is None else self.unjudged_from
             self._unread = event
-            if self._look is not None and self._is_wanted(event.step):
-                self._look.report(report_of(event))
+            if self.stretch.holds(event.step):
+                self.stretch.take_report(report_of(event))
         elif event.kind == WATCH_EVENT:
             self._settings(event)
         else:
@@ -235,10 +226,10 @@ class _Judged:
         report = judged.report
         if report is None:
             return
-        self._num_layers[self._is_wanted(report.step)] += len(report.layers)
+        if not self.stretch.holds(report.step):
+            self._num_layers += len(report.layers)
         self._unread, self.last = None, report
-        if self._look is not None:
-            self._look.report(report)
+        self.stretch.take_report(report)
         self.notes = dict.fromkeys((*self.notes, *report.notes)) if report.notes else self.notes
         while len(self.notes) > MAX_NOTES:
             self.notes.popitem()
@@ -247,8 +238,10 @@ class _Judged:
         if judged.findings and self.at_finding is None:
             self.at_finding = summary(report, first=names, notes=self.notes)
 
-    def _is_wanted(self, step: int) -> bool:
-        return self._look is not None and self._look.wants(step)
+    def _are_too_many(self, step: int) -> bool:
+        """Whether enough was judged of the reports in the stretch, or of the others, whichever this step is of."""
+        num_layers = self.stretch.num_layers if self.stretch.holds(step) else self._num_layers
+        return num_layers >= MAX_LAYERS_JUDGED
 
     def _settings(self, event: Event) -> None:
         """A watch began: it goes on with what was known, by settings of its own."""
@@ -264,10 +257,16 @@ class _Judged:
 
 
 def _judge(
-    log: Log, reading: StepReading, *, steps: HealthSteps, side: SideColumns, is_only_run: bool, look: Look | None
+    log: Log,
+    reading: StepReading,
+    *,
+    steps: HealthSteps,
+    side: SideColumns,
+    is_only_run: bool,
+    stretch: WatchedStretch,
 ) -> _Judged:
     """Feeds the rules with one run."""
-    series, judged = reading.series, _Judged(look)
+    series, judged = reading.series, _Judged(stretch)
     read = read_side(side)
     observed = steps.of_run(series, side=side)
     ahead: ObservedStep | None = None

@@ -2,8 +2,9 @@
 
     findings -> the first that the run never came back from -> back to the first sign that leads to it -> Trouble
 
-Enters: a series of steps and its findings, or the log of a run. Leaves: a `Trouble`, or None. Invariant: what is over
-names no step: a finding after which the run came back is a sign only where it leads to one after which it did not.
+Enters: a series of steps and its findings, or the log of a run. Leaves: a `Trouble`, or None. Invariants: what is over
+names no step: a finding after which the run came back is a sign only where it leads to one after which it did not. And
+what lies on a way that the run was taken back from speaks against what was saved there, and against nothing else.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.analysis.attempts import up_to_now
 from trimtab.analysis.findings import judge_log
 from trimtab.analysis.health import Health, judge_health
 from trimtab.analysis.series import StepSeries, is_finite
-from trimtab.analysis.several_runs import JudgedRun
+from trimtab.analysis.several_runs import JudgedRun, judge_runs
 from trimtab.analysis.spikes import SCALER_OVERFLOW, usual_limit
 from trimtab.analysis.unhealthy import Unhealthy
 from trimtab.findings import Signal, Spike
@@ -81,10 +83,24 @@ class Found(NamedTuple):
     Attributes:
         trouble: The trouble that the run ended in; None where it came back from all.
         unhealthy: What a watch finds in it, by the step at which each began.
+        left: What it has against those further on than the run is now; None where nothing.
     """
 
     trouble: Trouble | None
     unhealthy: tuple[Unhealthy, ...] = ()
+    left: Left | None = None
+
+
+class Left(NamedTuple):
+    """The way that a run was taken back from.
+
+    Attributes:
+        after_step: The step at which the run is now: what was saved after a later one was saved on that way.
+        found: What the log had against checkpoints when the run was there.
+    """
+
+    after_step: int
+    found: Found
 
 
 def find_in_log(path: str | os.PathLike[str]) -> Found:
@@ -95,20 +111,27 @@ def find_in_log(path: str | os.PathLike[str]) -> Found:
     """
     log = open_log(path)
     runs = judge_log(log, rule="robust")
-    return found_in(runs, judge_health(log, runs))
+    found = found_in(runs, judge_health(log, runs))
+    last = runs[-1].reading
+    if not last.not_reached.any():
+        return found
+    now = up_to_now(last)
+    runs_now = judge_runs([*(run.reading for run in runs[:-1]), now], rule="robust")
+    here = int(now.series.step[-1])
+    found_now = found_in(runs_now, judge_health(log, runs_now))
+    return found_now if found == Found(trouble=None) else found_now._replace(left=Left(here, found))
 
 
 def found_in(runs: Sequence[JudgedRun], health: Health) -> Found:
     """What a log has against the checkpoints of its last run.
 
     Args:
-        runs: Its runs, judged by the rule `robust`.
+        runs: Its runs, judged by the rule `robust`, the last one as far as it is looked at.
         health: What a watch finds in them.
     """
     series = runs[-1].reading.series
-    # What an earlier attempt found further on than the run is now was on a way that it was taken back from.
-    here = int(series.step[series.attempt == series.attempt.max()].max())
-    unhealthy = tuple(one for one in health.unhealthy if one.finding.step <= here)
+    last_step = int(series.step[-1])
+    unhealthy = tuple(one for one in health.unhealthy if one.finding.step <= last_step)
     return Found(find_trouble(series, runs[-1].search.spikes), unhealthy)
 
 

@@ -7,6 +7,7 @@ of checkpoints above all.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,12 @@ class RunPlace(NamedTuple):
     Attributes:
         folder: The one that holds them.
         run_id: The run.
+        newest: The one of it that was saved last.
     """
 
     folder: Path
     run_id: str
+    newest: Path
 
 
 def place_of_run(name: str) -> RunPlace | None:
@@ -56,12 +59,10 @@ def place_of_run(name: str) -> RunPlace | None:
     if run_id is None:
         return None
     outs = outputs_of(run_folder, header)
-    folders = [folder for out in outs for folder in folders_of_run(out, run_id)]
-    if len(folders) == 1:
-        return RunPlace(folders[0], run_id)
-    where = ", ".join(plain(str(place)) for place in folders or outs)
-    if folders:
-        raise CheckpointError(f"Checkpoints of run {plain(run_id)} are in {len(folders)} folders. Name one: {where}")
+    place = folder_of_run(outs, run_id)
+    if place is not None:
+        return place
+    where = ", ".join(plain(str(out)) for out in outs)
     raise CheckpointError(
         f"{plain(name)} is a run, and no checkpoint of it is in {where} or in the folders in there. Name the folder "
         "that holds its checkpoints."
@@ -100,17 +101,35 @@ def outputs_of(run_folder: Path, header: RunHeader) -> tuple[Path, ...]:
     return (here,) if _is_same(here, named) else (here, named)
 
 
-def folders_of_run(out: Path, run_id: str) -> list[Path]:
-    """Those of a folder, and of the folders in it, that hold checkpoints of a run."""
+def folder_of_run(outs: Iterable[Path], run_id: str, *, how: str = "Name one") -> RunPlace | None:
+    """The folder, of some and of those in them, that holds checkpoints of a run; None where none does.
+
+    Args:
+        outs: Where to look.
+        run_id: The run.
+        how: What to do where there are several.
+
+    Raises:
+        CheckpointError: Several do.
+    """
+    places = [place for out in outs for place in _places_in(out, run_id)]
+    if len(places) > 1:
+        where = ", ".join(plain(str(place.folder)) for place in places)
+        raise CheckpointError(f"Checkpoints of run {plain(run_id)} are in {len(places)} folders. {how}: {where}")
+    return next(iter(places), None)
+
+
+def _places_in(out: Path, run_id: str) -> list[RunPlace]:
     try:
-        places = find_places(out).folders
+        folders = find_places(out).folders
     except (CheckpointError, OSError, ValueError):  # a header may name what no system takes for a path
         return []
-    return [
-        folder
-        for folder, entries in places.items()
-        if any(info.run_id == run_id for info in list_checkpoints(folder, entries=entries))
-    ]
+    places = []
+    for folder, entries in folders.items():
+        own = [info for info in list_checkpoints(folder, entries=entries) if info.run_id == run_id]
+        if own:
+            places.append(RunPlace(folder, run_id, max(own, key=lambda info: info.serial or 0).path))
+    return places
 
 
 def _is_same(one: Path, other: Path) -> bool:

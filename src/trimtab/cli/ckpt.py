@@ -196,7 +196,7 @@ def _pick_healthy(
     folder: Path, *, run_id: str | None, entries: Entries, progress: Progress | None = None
 ) -> CheckpointInfo:
     # Imported here: the readers of logs are a fifth of the time that a pick without them takes.
-    from trimtab.gates.healthy_checkpoint import pick_healthy
+    from trimtab.gates.pick_healthy import pick_healthy
 
     return pick_healthy(folder, run_id=run_id, entries=entries, progress=progress)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 from rich.console import Console
 
 from trimtab.analysis.lookup import find_logs
-from trimtab.cli.checkpoints_of_run import folders_of_run, outputs_of
+from trimtab.cli.checkpoints_of_run import folder_of_run, outputs_of
 from trimtab.cli.output import answer, json_option, refuse_logs
 from trimtab.cli.progress import with_progress
-from trimtab.errors import CheckpointError
-from trimtab.gates.checkpoint_written import SAVE
 from trimtab.gates.judging import judge_chunk
 from trimtab.gates.values import GateReport
 from trimtab.log.folder import is_run_folder
@@ -60,15 +57,16 @@ def command(run: str | None, *, since: int | None, checkpoints: str | None, stri
         trimtab gate runs/a --strict --json gates.json
         trimtab gate runs/a --since 500
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with a real backspace
-    place, notices = find_logs(run).newest()
-    log = open_log(place)
+    found, notices = find_logs(run).newest()
+    log = open_log(found)
     refuse_logs({"--json": json_file}, places=[log.path])
-    folder, missing = _checkpoints(log, checkpoints)
+    place = _place_of(log, checkpoints)
 
     def judge(progress: Progress | None) -> GateReport:
-        return judge_chunk(log, checkpoints=folder, missing=missing, since=since, progress=progress)
+        return judge_chunk(log, checkpoints=place.folder, looked_in=place.looked_in, since=since, progress=progress)
 
-    report = with_progress([Path(log.path), *_newest(folder)], judge)
+    read = [Path(log.path), *([] if place.newest is None else [place.newest])]
+    report = with_progress(read, judge)
     report = dataclasses.replace(report, notices=(*map(plain, notices), *report.notices))
 
     def draw(console: Console) -> None:
@@ -81,8 +79,22 @@ def command(run: str | None, *, since: int | None, checkpoints: str | None, stri
     return 0 if report.passed(strict=strict) else EXIT_FAILED
 
 
-def _checkpoints(log: Log, named: str | None) -> tuple[Path | None, str]:
-    """The folder that holds the run's checkpoints, and where there is none why not.
+class _Place(NamedTuple):
+    """Where the checkpoints are.
+
+    Attributes:
+        folder: The folder that holds them; None where none was found.
+        looked_in: Where it was looked for.
+        newest: What is read of it, as far as that is known before the log was read; None where nothing is.
+    """
+
+    folder: Path | None
+    looked_in: tuple[Path, ...] = ()
+    newest: Path | None = None
+
+
+def _place_of(log: Log, named: str | None) -> _Place:
+    """Looks for the folder with the run's checkpoints.
 
     Raises:
         CheckpointError: The folder that was named cannot be listed, or several in it hold checkpoints of the run.
@@ -90,26 +102,13 @@ def _checkpoints(log: Log, named: str | None) -> tuple[Path | None, str]:
     run_id = log.header.run_id
     if named is not None:
         scan(Path(named))  # refused here, and not after the log was read
-        return _holding([Path(named)], run_id) or Path(named), ""
-    if not is_run_folder(Path(log.path)):
-        return None, ""
-    outs = outputs_of(Path(log.path), log.header)
-    where = " or ".join(plain(str(out)) for out in outs)
-    missing = f"no checkpoint of this run is in {where}, or in the folders in there"
-    return _holding(outs, run_id), f"{missing}: {SAVE}, or name the folder that holds them with --checkpoints DIR"
-
-
-def _holding(outs: Sequence[Path], run_id: str | None) -> Path | None:
-    """The folder with the checkpoints of a run; None where there is none."""
-    folders = [] if run_id is None else [folder for out in outs for folder in folders_of_run(out, run_id)]
-    if len(folders) > 1:
-        where = ", ".join(plain(str(folder)) for folder in folders)
-        raise CheckpointError(
-            f"Checkpoints of this run are in {len(folders)} folders. Name one with --checkpoints: {where}"
-        )
-    return next(iter(folders), None)
-
-
-def _newest(folder: Path | None) -> list[Path]:
-    """What is read of a folder, as far as its names tell."""
-    return [] if folder is None else [name.path for name in scan(folder).found[:1]]
+        looked_in: tuple[Path, ...] = (Path(named),)
+    elif is_run_folder(Path(log.path)):
+        looked_in = outputs_of(Path(log.path), log.header)
+    else:
+        return _Place(None)
+    found = None if run_id is None else folder_of_run(looked_in, run_id, how="Name one with --checkpoints")
+    if found is not None:
+        return _Place(found.folder, looked_in, found.newest)
+    # Of the one that was named it is told what stands in it instead.
+    return _Place(None if named is None else Path(named), looked_in)

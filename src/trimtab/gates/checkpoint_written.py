@@ -1,79 +1,67 @@
-"""Which checkpoint a chunk ends with, and whether it was written: of this run, after the last step, with all parts.
+"""Whether the checkpoint that a chunk ends with was written: of this run, after the last step, with all parts.
 
-Enters: the evidence of the log, and the folder of the checkpoints. Leaves: the one to look at, if there is one, and the
-gate `checkpoint_written`. Invariant: another run's, another step's or nobody's is never taken for the one that is
-looked for.
+Enters: the evidence of the log, and what was found where the checkpoints are. Leaves: the gate `checkpoint_written`.
+Invariant: it fails where a save should be and is none, and says what stands there instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from trimtab.errors import CheckpointError
+from trimtab.analysis.remarks import count
 from trimtab.gates.evidence import Evidence
-from trimtab.gates.values import Gate, GateStatus
+from trimtab.gates.looked_at import Chosen, LookedAt, is_of_run
+from trimtab.gates.values import Judged
 from trimtab.resume.examine import lacking
-from trimtab.resume.info import CheckpointInfo
-from trimtab.resume.listing import list_checkpoints, other_step
-from trimtab.resume.manifest import MANIFEST_NAME, read_manifest
-from trimtab.resume.names import DRAFT_NAME, Entries, scan, step_name
+from trimtab.resume.listing import other_step
+from trimtab.resume.manifest import MANIFEST_NAME
+from trimtab.resume.names import DRAFT_NAME, step_name
 from trimtab.text import listed, plain
 
 SAVE: Final = "save at the end of a chunk, after the step at which it stops"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was found where the checkpoints are.
-
-    Attributes:
-        written: The gate.
-        info: The checkpoint to look at, as its folder shows it; None where there is none.
-        others: All of the folder.
-    """
-
-    written: Gate
-    info: CheckpointInfo | None = None
-    others: tuple[CheckpointInfo, ...] = ()
+def checkpoint_written(evidence: Evidence, looked_at: LookedAt) -> Judged:
+    """Whether a checkpoint of this run was written after the chunk's last step, with all that a resume needs."""
+    if looked_at.folder is None:
+        return _nowhere(evidence, looked_at)
+    if looked_at.chosen is None:
+        return Judged("failed", _none(evidence, looked_at, looked_at.folder), {"step": evidence.chunk.last_step})
+    if looked_at.chosen.info.serial is None:
+        has_others = any(info.serial is not None and info.run_id == evidence.run_id for info in looked_at.infos)
+        return _of_nobody(looked_at.chosen, has_others=has_others)
+    return _of_run(looked_at.chosen, evidence)
 
 
-def nowhere(evidence: Evidence, missing: str) -> Choice:
-    """No folder with checkpoints of the run was found; `missing` says why, as a sentence without a full stop."""
+def _nowhere(evidence: Evidence, looked_at: LookedAt) -> Judged:
+    """No folder with checkpoints of the run was found."""
     if evidence.run_id is None:
         text = "the log names no run, so that no checkpoint can be told to be its own; --checkpoints DIR names a folder"
-        return Choice(_gate("unknown", text))
-    text = missing or f"no checkpoint of run {plain(evidence.run_id)} was found; --checkpoints DIR says where they are"
+        return Judged("unknown", text)
+    if not looked_at.looked_in:
+        text = f"no checkpoint of run {plain(evidence.run_id)} was looked for; --checkpoints DIR says where they are"
+        return Judged("unknown", text)
+    where = " or ".join(plain(str(place)) for place in looked_at.looked_in)
+    text = (
+        f"no checkpoint of this run is in {where}, or in the folders in there: {SAVE}, or name the folder that holds "
+        "them with --checkpoints DIR"
+    )
     # Where the run trained elsewhere they may have been left there: that none is here says nothing.
-    return Choice(_gate("failed" if _is_here(evidence.log.header.out) else "unknown", text))
+    return Judged("failed" if all(map(_is_here, looked_at.looked_in)) else "unknown", text)
 
 
-def choose(evidence: Evidence, folder: Path) -> Choice:
-    """The checkpoint of the chunk's last step, of this run before any other.
-
-    Raises:
-        CheckpointError: The folder cannot be listed.
-    """
-    entries = scan(folder)
-    infos = list_checkpoints(folder, entries=entries)
-    step, run_id = evidence.chunk.last_step, evidence.run_id
-    there = [info for info in infos if info.step == step]
-    # Newest save first; without a serial it does not say whose it is.
-    own = next((info for info in there if info.serial is not None and run_id in (None, info.run_id)), None)
-    if own is not None:
-        return Choice(_of_run(own, evidence), own, infos)
-    nameless = next((info for info in there if info.serial is None), None)
-    if nameless is not None:
-        has_others = any(info.serial is not None and info.run_id == run_id for info in infos)
-        return Choice(_of_nobody(nameless, has_others=has_others), nameless, infos)
-    return Choice(_gate("failed", _none(evidence, folder, infos, entries), step=step))
+def _is_here(folder: Path) -> bool:
+    """Whether a folder is on this machine; a log may name what it likes."""
+    try:
+        return folder.exists()
+    except (OSError, ValueError):  # no name that this system takes
+        return False
 
 
-def _of_run(info: CheckpointInfo, evidence: Evidence) -> Gate:
-    name = plain(info.path.name)
+def _of_run(chosen: Chosen, evidence: Evidence) -> Judged:
+    info, name = chosen.info, chosen.name
     figures = {
         "path": str(info.path),
         "step": info.step,
@@ -81,77 +69,58 @@ def _of_run(info: CheckpointInfo, evidence: Evidence) -> Gate:
         "parts": list(info.parts),
         "missing": list(info.missing),
     }
-    renamed = _renamed(info.path)
+    manifest = chosen.found.manifest
+    renamed = None if manifest is None else other_step(info.path, manifest.step)
     if renamed is not None:
-        return _gate("failed", f"{name}: {renamed}", **figures)
+        return Judged("failed", f"{name}: {renamed}", figures)
     if info.abandoned:
         text = f"{name} was left aside: its run was taken back to an earlier step since, and went on from there"
-        return _gate("failed", text, **figures)
+        return Judged("failed", text, figures)
     if info.missing:
-        return _gate("failed", f"{name} {lacking(info.missing)}", **figures)
+        return Judged("failed", f"{name} {lacking(info.missing)}", figures)
     if evidence.run_id is None:
         text = f"{name} is of this step; whether it is of this run is not known, as the log names none"
-        return _gate("unknown", text, **figures)
-    return _gate("passed", f"{name} has {listed(map(plain, info.parts))}", **figures)
+        return Judged("unknown", text, figures)
+    return Judged("passed", f"{name} has {listed(map(plain, info.parts))}", figures)
 
 
-def _of_nobody(info: CheckpointInfo, *, has_others: bool) -> Gate:
+def _of_nobody(chosen: Chosen, *, has_others: bool) -> Judged:
     """There is one of this step that does not say whose it is; `has_others`: and others of the run do."""
-    name, figures = plain(info.path.name), {"path": str(info.path), "step": info.step, "run_id": None}
+    info, name = chosen.info, chosen.name
+    figures = {"path": str(info.path), "step": info.step, "run_id": None}
     if info.problem is not None:
-        return _gate("failed", f"{name}: {plain(info.problem)}", **figures)
+        return Judged("failed", f"{name}: {plain(info.problem)}", figures)
     if has_others:
         text = f"{name} has no {MANIFEST_NAME}, which a save writes last, and others of this run have one; save again"
-        return _gate("failed", text, **figures)
+        return Judged("failed", text, figures)
     text = (
         f"{name} has no {MANIFEST_NAME}: of which run it is, and what its bytes should be, is not known. Saves of "
         "trimtab.checkpoint.Checkpointer, and of a Trainer under trimtab.attach, have one"
     )
-    return _gate("unknown", text, **figures)
+    return Judged("unknown", text, figures)
 
 
-def _none(evidence: Evidence, folder: Path, infos: Sequence[CheckpointInfo], entries: Entries) -> str:
+def _none(evidence: Evidence, looked_at: LookedAt, folder: Path) -> str:
     """Why there is none of this run at this step, and what to do."""
-    step, run_id = evidence.chunk.last_step, evidence.run_id
+    step, infos = evidence.chunk.last_step, looked_at.infos
     where, wanted = plain(str(folder)), f"no checkpoint of the chunk's last step, {step}"
     other = next((info for info in infos if info.step == step), None)
     if other is not None:
         of = "a run without an id" if other.run_id is None else f"run {plain(other.run_id)}"
         return f"{where}: {plain(other.path.name)} is of {of}, and there is {wanted}, of this run; {SAVE}"
-    drafts = [plain(entry.path.name) for entry in entries.ignored if DRAFT_NAME.fullmatch(entry.path.name)]
-    draft = next((name for name in drafts if name.startswith(f"{step_name(step)}.")), None)
+    draft = _draft((entry.path for entry in looked_at.ignored), step)
     if draft is not None:
         return f"{where}: {draft} is a draft: the save of step {step} has not ended, or was killed"
-    own = [info for info in infos if info.serial is not None and run_id in (None, info.run_id)]
-    for info in own:
-        if info.problem is not None and _saved_after(info.path) == step:
-            return f"{where}: {wanted}, but {plain(info.path.name)}: {plain(info.problem)}"
-    before = next((info for info in own if info.step < step), None)
+    misnamed = looked_at.misnamed
+    if misnamed is not None and misnamed.problem is not None:
+        return f"{where}: {wanted}, but {plain(misnamed.path.name)}: {plain(misnamed.problem)}"
+    before = next((info for info in infos if info.step < step and is_of_run(info, evidence)), None)
     if before is None:
         return f"{where}: {wanted}, nor one of this run before it; {SAVE}, or name their folder with --checkpoints DIR"
-    steps = "1 step" if step - before.step == 1 else f"{step - before.step:,} steps"
+    steps = count(step - before.step, "step")
     return f"{where}: {wanted}; the newest of this run is {plain(before.path.name)}, {steps} before it: {SAVE}"
 
 
-def _renamed(path: Path) -> str | None:
-    """That it is called by another step than it was saved after; None if it is not."""
-    step = _saved_after(path)
-    return None if step is None else other_step(path, step)
-
-
-def _saved_after(path: Path) -> int | None:
-    with suppress(CheckpointError):
-        return read_manifest(path).step
-    return None
-
-
-def _is_here(out: str | None) -> bool:
-    """Whether the folder that a run named for its output when it began is on this machine."""
-    try:
-        return out is None or Path(out).exists()
-    except (OSError, ValueError):  # no name that this system takes
-        return False
-
-
-def _gate(status: GateStatus, text: str, **figures: object) -> Gate:
-    return Gate(name="checkpoint_written", status=status, text=text, figures=figures)
+def _draft(places: Iterable[Path], step: int) -> str | None:
+    names = (place.name for place in places if DRAFT_NAME.fullmatch(place.name))
+    return next((name for name in names if name.startswith(f"{step_name(step)}.")), None)

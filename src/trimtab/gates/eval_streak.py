@@ -10,10 +10,9 @@ import math
 from typing import Any, NamedTuple
 
 from trimtab.gates.evidence import Evidence
-from trimtab.gates.routers import GO_BACK, failing
-from trimtab.gates.values import Gate
+from trimtab.gates.values import Judged
+from trimtab.gates.watched_chunk import GO_BACK, failing, findings_in_words
 from trimtab.rules.health.evaluated import evaluated_losses
-from trimtab.rules.watch_config import WatchConfig
 from trimtab.text import plain
 from trimtab.values import json_number
 
@@ -26,19 +25,18 @@ class _Evaluated(NamedTuple):
     loss: float
 
 
-def eval_streak(evidence: Evidence) -> Gate:
+def eval_streak(evidence: Evidence) -> Judged:
     """Judges the streak of worse evaluations at the chunk's end."""
     chunk = evidence.chunk
     seen = [
         _Evaluated(event.step, plain(name), loss)
-        for event in evidence.evaluations
-        if chunk.first_step <= event.step <= chunk.last_step
+        for event in evidence.at_end.stretch.evaluations
         for name, loss in evaluated_losses(event.facts)
     ]
     if not seen:
         text = f"no evaluation in steps {chunk.first_step} to {chunk.last_step}: run.evaluation(loss) records one"
-        return Gate(name="eval_streak", status="unknown", text=text, figures={"num_evaluations": 0})
-    patience = (evidence.watch.config if evidence.watch is not None else WatchConfig()).eval_patience
+        return Judged("unknown", text, {"num_evaluations": 0})
+    patience = evidence.settings.eval_patience
     by_name = evidence.at_end.evaluations
     names = dict.fromkeys(one.name for one in seen)
     worst = max(names, key=lambda name: int(by_name.get(name, {}).get("num_worse", 0)))
@@ -57,8 +55,8 @@ def eval_streak(evidence: Evidence) -> Gate:
     problem = _problem(evidence, seen, figures)
     shown = _shown(evidence, seen, figures)
     if problem is not None:
-        return Gate(name="eval_streak", status="failed", text=f"{problem}; {shown}; {GO_BACK}", figures=figures)
-    return Gate(name="eval_streak", status="passed", text=shown, figures=figures)
+        return Judged("failed", f"{problem}; {shown}; {GO_BACK}", figures)
+    return Judged("passed", shown, figures)
 
 
 def _problem(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]) -> str | None:
@@ -70,7 +68,7 @@ def _problem(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]
         return f"the evaluation{_of(first.name)} at step {first.step} is {json_number(first.loss)}{more}"
     found = failing(evidence, ("eval_nonfinite",))
     if found:
-        return f"{plain(found[0].text)} (step {found[0].step})"
+        return findings_in_words(found, most=1)
     if figures["streak"] >= figures["patience"]:
         return f"the evaluation{_of(figures['name'])} became worse {figures['streak']} times in a row"
     regressed = [one for one in evidence.at_end.standing if one.kind == "eval_regression" and one.marks_unhealthy]

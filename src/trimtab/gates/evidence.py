@@ -14,22 +14,17 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from trimtab.analysis import remarks
-from trimtab.analysis.attempts import StepReading, read_runs
+from trimtab.analysis.attempts import StepReading, read_runs, up_to_now
 from trimtab.analysis.health import AtEnd, Health, judge_health
-from trimtab.analysis.series import StepSeries
 from trimtab.analysis.several_runs import JudgedRun, judge_runs
 from trimtab.errors import LogError, UsageError
-from trimtab.gates.attempts_told import AttemptsTold, StatedWatch, read_attempts
+from trimtab.gates.attempts_told import AttemptsTold, read_attempts
 from trimtab.gates.chunk_steps import ChunkSteps, read_chunk
-from trimtab.gates.reports_seen import ReportsSeen
 from trimtab.gates.values import Chunk
 from trimtab.log.reader import Log, open_log
-from trimtab.log.source import RecordedEvent
 from trimtab.resume.checksum import Progress
-from trimtab.values import Event
+from trimtab.rules.watch_config import WatchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,8 +37,7 @@ class Evidence:
         chunk: What is judged.
         steps: Its steps.
         told: What events tell of attempts.
-        health: What a watch finds in the log.
-        reports: The reports of routers in the chunk, and the evaluations of the run.
+        health: What a watch finds in the log, and what it left of the chunk.
     """
 
     log: Log
@@ -52,7 +46,6 @@ class Evidence:
     steps: ChunkSteps
     told: AttemptsTold
     health: Health
-    reports: ReportsSeen
 
     @property
     def run_id(self) -> str | None:
@@ -65,29 +58,15 @@ class Evidence:
         return self.runs[-1].reading
 
     @property
-    def series(self) -> StepSeries:
-        """Its steps, as far as it is now."""
-        return self.reading.series
-
-    @property
     def at_end(self) -> AtEnd:
-        """Its findings, and what stands at its end."""
+        """Its findings, what stands at its end, and what its watch left of the chunk."""
         return self.health.at_end
 
     @property
-    def evaluations(self) -> Sequence[Event]:
-        """Its evaluations, in their order."""
-        return self.reports.evaluations
-
-    @property
-    def round_trips(self) -> Sequence[RecordedEvent]:
-        """Checkpoints that were loaded again while it trained, in the order recorded."""
-        return self.told.round_trips
-
-    @property
-    def watch(self) -> StatedWatch | None:
-        """The watch that it ended with; None where it had none."""
-        return self.told.watches.get(self.chunk.attempts[-1])
+    def settings(self) -> WatchConfig:
+        """Settings of the watch that it ended with; the usual ones where it had none."""
+        stated = self.told.watches.get(self.chunk.attempts[-1])
+        return WatchConfig() if stated is None else stated.config
 
     @property
     def unwatched(self) -> tuple[int, ...]:
@@ -115,24 +94,12 @@ def read_evidence(
     *before, last = read_runs(log, progress=None if progress is None else _as_more(progress))
     if not last.series.num_steps:
         raise LogError(f"{log.path}: {remarks.why_no_step(log.notices())}")
-    last = _up_to_now(last)
+    last = up_to_now(last)
     runs = judge_runs([*before, last], rule="robust")
     told = read_attempts(log)
     chunk, steps = read_chunk(log, last, ends=told.ends, since=since)
-    reports = ReportsSeen(chunk)
-    health = judge_health(log, runs, look=reports)
-    return Evidence(log=log, runs=runs, chunk=chunk, steps=steps, told=told, health=health, reports=reports)
-
-
-def _up_to_now(reading: StepReading) -> StepReading:
-    """A run without the steps that its newest attempt has not reached."""
-    if not reading.not_reached.any():
-        return reading
-    kept = ~reading.not_reached
-    return reading._replace(
-        series=StepSeries._make(column[kept] for column in reading.series),
-        not_reached=np.zeros(int(np.count_nonzero(kept)), np.bool_),
-    )
+    health = judge_health(log, runs, stretch=(chunk.first_step, chunk.last_step))
+    return Evidence(log=log, runs=runs, chunk=chunk, steps=steps, told=told, health=health)
 
 
 def _as_more(progress: Progress) -> Callable[[int], None]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from trimtab.analysis.remarks import count
 from trimtab.gates.evidence import Evidence
-from trimtab.gates.values import Gate
-from trimtab.resume.rates import SAME_LR
+from trimtab.gates.values import Judged
+from trimtab.resume.rates import OFF_BY_ONE, SAME_LR
 from trimtab.rules.schedule import Schedule
 from trimtab.text import listed, plain
 from trimtab.values import STEP_CODE, json_number
@@ -42,7 +42,7 @@ class _Wrong(NamedTuple):
     expected: NDArray[np.float64]
 
 
-def learning_rate(evidence: Evidence) -> Gate:
+def learning_rate(evidence: Evidence) -> Judged:
     """Judges the rates of the steps."""
     steps, chunk = evidence.steps, evidence.chunk
     stated = _stated(evidence)
@@ -77,19 +77,19 @@ def learning_rate(evidence: Evidence) -> Gate:
             "expected": json_number(float(first.expected[0])),
         }
         text = "; ".join([_in_words(one, evidence) for one in wrong])
-        return Gate(name="learning_rate", status="failed", text=text, figures=figures)
+        return Judged("failed", text, figures)
     if unstated:
-        return Gate(name="learning_rate", status="unknown", text=_unstated(evidence, unstated), figures=figures)
+        return Judged("unknown", _unstated(evidence, unstated), figures)
     num_missing = chunk.last_step - chunk.first_step + 1 - chunk.num_steps
     if num_unknown or num_missing:
         lacking = f"of {count(num_unknown + num_missing, 'step')} no rate is in the log"
         text = f"the others are as the schedule says, but {lacking}"
-        return Gate(name="learning_rate", status="unknown", text=text, figures=figures)
+        return Judged("unknown", text, figures)
     rates = f"{steps.lr[0]:.4g} to {steps.lr[-1]:.4g}"
     text = f"{count(chunk.num_steps, 'step')} as stated, {rates} ({_named(stated[chunk.attempts[-1]])})"
     if num_held:
         text += f"; it waits for steps that were not taken, {num_held:,} of them"
-    return Gate(name="learning_rate", status="passed", text=text, figures=figures)
+    return Judged("passed", text, figures)
 
 
 def _stated(evidence: Evidence) -> dict[int, Schedule]:
@@ -116,7 +116,7 @@ def _same(found: NDArray[np.float64], expected: NDArray[np.float64], *, schedule
 
 def _held(evidence: Evidence, schedule: Schedule, *, places: NDArray[np.int64]) -> int:
     """For how many steps the schedule was held, where that explains every rate; else 0."""
-    steps, series = evidence.steps, evidence.series
+    steps, series = evidence.steps, evidence.reading.series
     for reasons in _HELD:
         is_held = np.isin(series.reason, [STEP_CODE[reason] for reason in reasons])
         num_before: NDArray[np.int64] = np.cumsum(is_held) - is_held
@@ -133,10 +133,7 @@ def _in_words(wrong: _Wrong, evidence: Evidence) -> str:
     num = wrong.steps.size
     many = "" if num == 1 else f", and {num - 1:,} of the steps behind it likewise"
     rates = f"the rate of step {step} is {found:.5g}, and {expected:.5g} by the schedule ({_named(wrong.schedule)})"
-    for shift, which, advice in (
-        (-1, "that of the step before", "save after scheduler.step(), and load the scheduler's state"),
-        (1, "that of the step after", "call scheduler.step() once a step, behind optimizer.step()"),
-    ):
+    for shift, (which, advice) in OFF_BY_ONE.items():
         shifted = _rates(wrong.schedule, wrong.steps + shift)
         if num > 1 and np.mean(_same(wrong.found, shifted, schedule=wrong.schedule)) >= MOSTLY:
             return f"{rates}: off by one, {which}{many}; {advice}"

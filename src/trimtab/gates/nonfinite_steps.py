@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trimtab.analysis.remarks import count
 from trimtab.gates.chunk_steps import ChunkSteps
 from trimtab.gates.evidence import Evidence
-from trimtab.gates.values import Gate
+from trimtab.gates.values import Judged
 from trimtab.text import listed
 from trimtab.values import json_number
 
@@ -25,7 +25,7 @@ _MOST_LISTED: Final = 100
 """Steps in the figures."""
 
 
-def nonfinite_steps(evidence: Evidence) -> Gate:
+def nonfinite_steps(evidence: Evidence) -> Judged:
     """Judges the losses and the gradient norms of the steps."""
     steps, chunk = evidence.steps, evidence.chunk
     is_broken = steps.is_loss_broken | steps.is_norm_broken
@@ -55,7 +55,7 @@ def nonfinite_steps(evidence: Evidence) -> Gate:
         places = np.flatnonzero(is_broken)
         remedy = f"trimtab rewind --step {steps.step[places[0]]} shows its rows, trimtab ckpt pick --healthy a way back"
         text = f"{_told(steps, places)}{beside}; {remedy}"
-        return Gate(name="nonfinite_steps", status="failed", text=text, figures=figures)
+        return Judged("failed", text, figures)
     lacking = [
         said
         for num, said in (
@@ -67,9 +67,9 @@ def nonfinite_steps(evidence: Evidence) -> Gate:
     ]
     if lacking:
         text = f"none among what was recorded, but {listed(lacking)}{beside}"
-        return Gate(name="nonfinite_steps", status="unknown", text=text, figures=figures)
+        return Judged("unknown", text, figures)
     text = f"none of {count(chunk.num_steps, 'step')}{beside}"
-    return Gate(name="nonfinite_steps", status="passed", text=text, figures=figures)
+    return Judged("passed", text, figures)
 
 
 def _told(steps: ChunkSteps, places: NDArray[np.int64]) -> str:

@@ -10,8 +10,8 @@ import math
 from typing import Any, Final
 
 from trimtab.gates.evidence import Evidence
-from trimtab.gates.routers import GO_BACK, not_measured, shown_range
-from trimtab.gates.values import Gate
+from trimtab.gates.values import Judged
+from trimtab.gates.watched_chunk import GO_BACK, not_measured, shown_range
 from trimtab.rules.router.figures import population_shares, usable_counts
 from trimtab.text import plain
 
@@ -25,17 +25,17 @@ CHANCE: Final = 1e-6
 and 8 prove nothing. As `WatchConfig.dead_chance`."""
 
 
-def populations(evidence: Evidence) -> Gate:
+def populations(evidence: Evidence) -> Judged:
     """Judges the shares of the populations in each layer of the last report."""
-    last = evidence.reports.last
-    unmeasured = not_measured(evidence, "populations")
+    last = evidence.at_end.stretch.report
+    unmeasured = not_measured(evidence)
     if unmeasured is not None:
         return unmeasured
     assert last is not None, "every report that is due is there"
     size = last.num_populations
     if size < 2:
         text = "the experts are one population"
-        return Gate(name="populations", status="inapplicable", text=text, figures={"num_populations": size})
+        return Judged("inapplicable", text, {"num_populations": size})
     even = 1 / size
     shares: dict[str, tuple[float, ...]] = {}
     num_tokens: dict[str, int] = {}
@@ -62,20 +62,20 @@ def populations(evidence: Evidence) -> Gate:
             f"{plain(worst)} at step {last.step}, less than half of its even share of {100 * even:.3g} %{also}; "
             f"{GO_BACK}"
         )
-        return Gate(name="populations", status="failed", text=text, figures=figures)
+        return Judged("failed", text, figures)
     if starved:
         text = f"too few tokens in the report of step {last.step} to tell small shares from chance: report less often"
-        return Gate(name="populations", status="unknown", text=text, figures=figures)
+        return Judged("unknown", text, figures)
     if len(shares) < max(1, len(last.layers)):
         text = f"not every layer has counts that split into {size} populations in the report of step {last.step}"
-        return Gate(name="populations", status="unknown", text=text, figures=figures)
+        return Judged("unknown", text, figures)
     low = min(min(found) for found in shares.values())
     high = max(max(found) for found in shares.values())
     text = (
         f"each of {size} has {shown_range(round(100 * low, 1), round(100 * high, 1))} % of the tokens of a layer at "
         f"step {last.step} (even: {100 * even:.3g} %)"
     )
-    return Gate(name="populations", status="passed", text=text, figures=figures)
+    return Judged("passed", text, figures)
 
 
 def _may_be_chance(share: float, even: float, *, num_tokens: int) -> bool:

@@ -2,24 +2,20 @@
 
     events `round_trip` of the log -> the one with the checksum of the manifest on disk -> two gates
 
-Enters: a checkpoint that was examined, and the evidence of the log. Leaves: the gates `round_trip` and
-`generation_probe`. Invariant: an event speaks for the very save that is on disk now and for no other, whatever step and
-name it tells; one of somebody else's making is none.
+Enters: the checkpoint, with what the log has on its round trip. Leaves: the gates `round_trip` and `generation_probe`.
+Invariant: an event speaks for the very save that was looked at and for no other, whatever step and name it tells; one
+of somebody else's making is none.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
-from trimtab.errors import CheckpointError
-from trimtab.gates.evidence import Evidence
-from trimtab.gates.values import Gate
-from trimtab.resume.examine import Examined
-from trimtab.resume.manifest import manifest_checksum
+from trimtab.gates.looked_at import Chosen
+from trimtab.gates.values import Judged
 from trimtab.resume.names import OURS
-from trimtab.resume.round_trip import ProbeFacts, RoundTripFacts
+from trimtab.resume.round_trip import ProbeFacts
 from trimtab.text import listed, plain
 
 MAX_DIFFERENCES: Final = 3
@@ -42,110 +38,76 @@ _SHAPES: Final = {
 _SOUND: Final = ("peaked", "flat")
 
 
-class _Told(NamedTuple):
-    """What the log has on the round trip of a checkpoint.
-
-    Attributes:
-        trip: The last event about this very save; None where there is none.
-        other: The last event about another save of this name; None where there is none.
-        is_current: Whether that was made in the attempt that trained the chunk's last step, or later.
-        is_strange: Whether an event of the kind stands there that no round trip writes.
-    """
-
-    trip: RoundTripFacts | None
-    other: RoundTripFacts | None
-    is_current: bool
-    is_strange: bool
-
-
-def round_trip(found: Examined, evidence: Evidence) -> Gate:
+def round_trip(chosen: Chosen) -> Judged:
     """Whether a model built afresh and loaded from the checkpoint was the live one to the last bit."""
-    told, name = _look(found, evidence), plain(found.info.path.name)
-    if told.trip is None:
-        return _not_made(found, told)
-    figures = told.trip.to_facts()
-    if not told.trip.same:
-        more = told.trip.num_differences - MAX_DIFFERENCES
+    trip, name = chosen.trips.own, chosen.name
+    if trip is None:
+        return _not_made(chosen)
+    figures = trip.to_facts()
+    if not trip.same:
+        more = trip.num_differences - MAX_DIFFERENCES
         differences = [
-            *map(plain, told.trip.differences[:MAX_DIFFERENCES]),
+            *map(plain, trip.differences[:MAX_DIFFERENCES]),
             *([f"and {more:,} more"] if more > 0 else []),
         ]
-        what = ", loaded again, is not what was saved" if told.trip.parts else " could not be loaded again"
+        what = ", loaded again, is not what was saved" if trip.parts else " could not be loaded again"
         text = f"{name}{what}: {'; '.join(differences) or 'no reason told'}; {_GO_BACK}"
-        return Gate(name="round_trip", status="failed", text=text, figures=figures)
-    if "model" not in told.trip.parts:
+        return Judged("failed", text, figures)
+    if "model" not in trip.parts:
         text = f"the round trip of {name} says that it compared no model, and so says nothing of it; {HOW_TO_RECORD}"
-        return Gate(name="round_trip", status="unknown", text=text, figures=figures)
-    text = f"loaded into a fresh model and the same to the last bit: {listed(map(plain, told.trip.parts), most=12)}"
-    return Gate(name="round_trip", status="passed", text=text, figures=figures)
+        return Judged("unknown", text, figures)
+    text = f"loaded into a fresh model and the same to the last bit: {listed(map(plain, trip.parts), most=12)}"
+    return Judged("passed", text, figures)
 
 
-def generation_probe(found: Examined, evidence: Evidence) -> Gate:
+def generation_probe(chosen: Chosen) -> Judged:
     """Whether the model as loaded gives finite logits that are neither uniform nor one-hot."""
-    trip, name = _look(found, evidence).trip, plain(found.info.path.name)
+    trip, name = chosen.trips.own, chosen.name
     if trip is None:
-        text = f"no round trip of this save of {name} is in the log: see round_trip"
-        return Gate(name="generation_probe", status="unknown", text=text)
+        return Judged("unknown", f"no round trip of this save of {name} is in the log: see round_trip")
     if trip.probe is None:
         why = "was not asked" if trip.probe_problem is None else f"could not answer: {plain(trip.probe_problem)}"
         text = f"the model loaded from {name} {why}; give round_trip(..., probe_ids=...) token ids of held-out text"
-        return Gate(name="generation_probe", status="unknown", text=text)
+        return Judged("unknown", text)
     probe, figures = trip.probe, trip.probe.to_facts()
     if probe.num_nonfinite or probe.shape in _SHAPES:
         shape = "nonfinite" if probe.num_nonfinite else probe.shape
         text = f"{name}, loaded again: {_SHAPES[shape]} ({_in_words(probe)}); {_GO_BACK}"
-        return Gate(name="generation_probe", status="failed", text=text, figures=figures)
+        return Judged("failed", text, figures)
     if probe.shape not in _SOUND or not (math.isfinite(probe.entropy) and math.isfinite(probe.cv)):
         text = f"the probe in the log is none that trimtab.checkpoint.round_trip writes ({_in_words(probe)})"
-        return Gate(name="generation_probe", status="unknown", text=text, figures=figures)
-    return Gate(name="generation_probe", status="passed", text=_in_words(probe), figures=figures)
+        return Judged("unknown", text, figures)
+    return Judged("passed", _in_words(probe), figures)
 
 
-def _look(found: Examined, evidence: Evidence) -> _Told:
-    path, step = found.info.path, evidence.chunk.last_step
-    crc32 = None
-    with suppress(CheckpointError):
-        crc32 = manifest_checksum(path)
-    trip = other = None
-    is_current = is_strange = False
-    for event, _, attempt in evidence.round_trips:
-        said = RoundTripFacts.from_facts(event.facts)
-        if said is None:
-            is_strange |= event.step in (step, step + 1)  # behind a step the next one is under way
-        elif crc32 is not None and (said.manifest_crc32, said.step) == (crc32, step):
-            trip = said
-        elif said.name == plain(path.name) and said.step in (None, step):
-            other, is_current = said, attempt is not None and attempt >= evidence.chunk.attempts[-1]
-    return _Told(trip, other, is_current, is_strange)
-
-
-def _not_made(found: Examined, told: _Told) -> Gate:
+def _not_made(chosen: Chosen) -> Judged:
     """Nobody loaded what is on disk now."""
-    name = plain(found.info.path.name)
-    if told.other is None and found.info.saver != OURS:
+    name, other, saver = chosen.name, chosen.trips.other, chosen.found.info.saver
+    if other is None and saver != OURS:
         text = (
-            f"{name} is of {found.info.saver}, and trimtab.checkpoint.round_trip loads what Checkpointer saves: go on "
-            "from it once for a trial, trainer.train(resume_from_checkpoint=...), or save with Checkpointer as well"
+            f"{name} is of {plain(saver)}, and trimtab.checkpoint.round_trip loads what Checkpointer saves: go on from "
+            "it once for a trial, trainer.train(resume_from_checkpoint=...), or save with Checkpointer as well"
         )
-        return Gate(name="round_trip", status="unknown", text=text)
-    if told.other is None:
+        return Judged("unknown", text)
+    if other is None:
         strange = (
-            "what the log has of one is nothing that trimtab.checkpoint.round_trip writes; " if told.is_strange else ""
+            "what the log has of one is nothing that trimtab.checkpoint.round_trip writes; "
+            if chosen.trips.is_strange
+            else ""
         )
-        text = f"no round trip of {name} is in the log: {strange}{HOW_TO_RECORD}"
-        return Gate(name="round_trip", status="unknown", text=text)
-    figures = told.other.to_facts()
-    if told.other.manifest_crc32 is None:
-        text = f"{name} could not be loaded again: {'; '.join(map(plain, told.other.differences)) or 'no reason told'}"
-        return Gate(name="round_trip", status="failed", text=f"{text}; {_GO_BACK}", figures=figures)
-    if told.is_current:
+        return Judged("unknown", f"no round trip of {name} is in the log: {strange}{HOW_TO_RECORD}")
+    figures = other.to_facts()
+    if other.manifest_crc32 is None:
+        text = f"{name} could not be loaded again: {'; '.join(map(plain, other.differences)) or 'no reason told'}"
+        return Judged("failed", f"{text}; {_GO_BACK}", figures)
+    if chosen.trips.is_current:
         text = (
             f"what was loaded as {name} is not what is on disk now: it was saved again since, or changed. Call "
             "round_trip behind the last save, and save no more"
         )
-        return Gate(name="round_trip", status="failed", text=text, figures=figures)
+        return Judged("failed", text, figures)
     text = f"an earlier attempt's save of {name} was loaded, and not the one that is on disk now: {HOW_TO_RECORD}"
-    return Gate(name="round_trip", status="unknown", text=text, figures=figures)
+    return Judged("unknown", text, figures)
 
 
 def _in_words(probe: ProbeFacts) -> str:

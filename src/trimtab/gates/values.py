@@ -1,7 +1,7 @@
 """What the gates say of a chunk: plain values, drawn by a report.
 
-Enters: nothing. Leaves: `GateReport`, made of one `Gate` each. Standard library only. Invariant: a gate that nothing is
-known about has not passed, and says so.
+Enters: nothing. Leaves: `Judged`, which one gate says, and `GateReport`, which holds them all by name. Standard library
+only. Invariant: a gate that nothing is known about has not passed, and says so.
 """
 
 from __future__ import annotations
@@ -36,22 +36,35 @@ GATE_NAMES: Final[tuple[GateName, ...]] = get_args(GateName)
 """In the order in which they are told: of the log, then of the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """One gate, judged.
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of a gate, by whoever judged it; its name is given by the tables of gates.
 
     Attributes:
-        name: Which.
-        status: What came of it.
+        status: Whether it passed.
         text: The figures behind it in one sentence, plain ASCII, without a full stop; of a failed one what to do next,
             of an unknown one how to make it known.
         figures: The same for a program, JSON-ready; numbers that are not finite are spelled as text.
     """
 
-    name: GateName
     status: GateStatus
     text: str
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def named(self, name: GateName) -> Gate:
+        """What came of the gate of that name."""
+        return Gate(self.status, self.text, self.figures, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Judged):
+    """One gate, judged.
+
+    Attributes:
+        name: Which; the rest is as of `Judged`.
+    """
+
+    name: GateName = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of a gate."""

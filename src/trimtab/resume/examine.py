@@ -22,7 +22,7 @@ from trimtab.resume.content import find_problems, find_size_problems, unlisted
 from trimtab.resume.foreign.inspected import Inspected
 from trimtab.resume.info import CheckpointInfo
 from trimtab.resume.listing import GONE, format_of, info_of, info_of_name, is_gone, no_manifest, other_step
-from trimtab.resume.manifest import Manifest, has_manifest, read_manifest
+from trimtab.resume.manifest import Manifest, has_manifest, read_with_checksum
 from trimtab.resume.names import named
 from trimtab.resume.parts import FRESH_START
 from trimtab.text import listed, plain
@@ -51,6 +51,7 @@ class Examined:
         notes: What is no damage and yet worth a line, a clause each.
         step: The step that its manifest, its name or its files say; None where none does, and `info.step` is 0.
         num_files: Files that it has.
+        manifest_crc32: The checksum that `manifest` is under; None where it has none that can be read.
     """
 
     info: CheckpointInfo
@@ -61,6 +62,7 @@ class Examined:
     notes: tuple[str, ...] = ()
     step: int | None = None
     num_files: int = 0
+    manifest_crc32: int | None = None
 
     @property
     def lacks(self) -> str | None:
@@ -102,16 +104,16 @@ def examine(
         return _examine_foreign(place, needs=needs, reads=reads, progress=progress)
     try:
         for _ in range(MAX_LOOKS):
-            manifest = read_manifest(place)
+            manifest, crc32 = read_with_checksum(place)
             found = _compare(place, manifest, needs=needs, reads=reads, optional=optional, most=most, progress=progress)
             # A run that goes over a step again puts another manifest there, and then removes what the old one lists.
-            if not found.problems or is_same_save(read_manifest(place), manifest):
+            if not found.problems or is_same_save(read_with_checksum(place)[0], manifest):
                 break
     except CheckpointError as error:
         problem = GONE if is_gone(place) else str(error)
         info = replace(info_of_name(place), promise="checksums", problem=problem)
         return Examined(info=info, manifest=None, problems=(problem,), step=_step_in_name(place))
-    return found
+    return replace(found, manifest_crc32=crc32)
 
 
 def is_same_save(one: Manifest, other: Manifest) -> bool:

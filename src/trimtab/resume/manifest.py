@@ -120,8 +120,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         CheckpointError: There is none, or what stands there is none, of a newer version or damaged; names the file.
     """
-    path = Path(folder) / MANIFEST_NAME
-    return load_manifest(_read(path), where=plain(str(path)))
+    return read_with_checksum(folder)[0]
 
 
 def manifest_checksum(folder: str | os.PathLike[str]) -> int:
@@ -130,9 +129,20 @@ def manifest_checksum(folder: str | os.PathLike[str]) -> int:
     Raises:
         CheckpointError: As `read_manifest`.
     """
+    return read_with_checksum(folder)[1]
+
+
+def read_with_checksum(folder: str | os.PathLike[str]) -> tuple[Manifest, int]:
+    """The manifest of a checkpoint, and the checksum that this very one is under.
+
+    Raises:
+        CheckpointError: As `read_manifest`.
+    """
     path = Path(folder) / MANIFEST_NAME
+    data = _read(path)
     try:
-        return zlib.crc32(_canonical(_checked_document(_read(path))))
+        document = _checked_document(data)
+        return _manifest(document), zlib.crc32(_canonical(document))
     except BadFieldError as error:
         raise CheckpointError(f"{plain(str(path))}: found {error}") from error
 

@@ -6,7 +6,7 @@ the optimizer had when it was saved. Leaves: a `Break`, or none. Pure: no schedu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -16,6 +16,15 @@ from trimtab.resume.breaks import Break, SeenStep
 SAME_LR: Final = 1e-6
 """Part by which two learning rates of one schedule may differ: closed and recursive forms differ by 1e-12, a rate that
 is a float32 tensor by 1e-7; one step of a cosine over 100,000 moves a rate by 3e-5 of itself nearly everywhere."""
+
+OFF_BY_ONE: Final[Mapping[int, tuple[str, str]]] = {
+    -1: ("that of the step before", "save after scheduler.step(), and load the scheduler's state"),
+    1: (
+        "that of the step after",
+        "call scheduler.step() once a step, behind optimizer.step(), and not after loading the scheduler's state",
+    ),
+}
+"""By how many steps off: which rate that is, and what to do."""
 
 
 def judge(around: Around, seen: Seen) -> Judged | None:
@@ -137,14 +146,9 @@ def _stands(last: Sequence[float]) -> bool:
 
 
 def _off_by_one(step: int, found: float, *, expected: float, late: bool) -> Break:
-    which = "that of the step before" if late else "that of the step after"
-    advice = (
-        "Save after scheduler.step(), and load the scheduler's state"
-        if late
-        else "Call scheduler.step() once a step, and not after loading the scheduler's state"
-    )
+    which, advice = OFF_BY_ONE[-1 if late else 1]
     text = (
-        f"the learning rate of step {step} is {found:.4g}, and {expected:.4g} by the schedule: off by one, {which}. "
+        f"the learning rate of step {step} is {found:.4g}, and {expected:.4g} by the schedule: off by one, {which}; "
         f"{advice}"
     )
     return Break(kind="lr_off_by_one", severity="warning", step=step, text=text, found=found, expected=expected)

@@ -1,8 +1,8 @@
 """What the log says of a checkpoint that was loaded again while its training was still there: an event and its facts.
 
-Enters: what `trimtab.checkpoint.round_trip` has found; or the facts of an event, which may be a stranger's. Leaves: the
-event's kind and its facts; or a `RoundTripFacts` of them. Invariant: both halves know the layout from here; what is no
-such event is taken for none.
+Enters: the facts of an event, which may be a stranger's. Leaves: a `RoundTripFacts` of them, which the results of
+`trimtab.checkpoint.round_trip` are too, and the event's kind and facts of one. Invariant: both halves know the layout
+from here; what is no such event is taken for none.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ class RoundTripFacts:
             "probe_problem": self.probe_problem,
         }
 
-    @classmethod
-    def from_facts(cls, facts: object) -> RoundTripFacts | None:
-        """What an event of a log says; None where it is none of this kind. Texts are as they were found.
 
-        Args:
-            facts: Of the event; of a stranger's log, so anything.
-        """
-        try:
-            return _round_trip(entries(dict(facts) if isinstance(facts, Mapping) else facts, "facts"))
-        except BadFieldError:
-            return None
+def round_trip_in(facts: object) -> RoundTripFacts | None:
+    """What an event of a log says; None where it is none of this kind. Texts are as they were found.
+
+    Args:
+        facts: Of the event; of a stranger's log, so anything.
+    """
+    try:
+        return _round_trip(entries(dict(facts) if isinstance(facts, Mapping) else facts, "facts"))
+    except BadFieldError:
+        return None
 
 
 def _round_trip(facts: Mapping[str, Any]) -> RoundTripFacts:

@@ -150,20 +150,40 @@ def _examine(info: CheckpointInfo, wanted: _Wanted, progress: Progress | None) -
     return replace(now, notices=tuple(f"{plain(info.path.name)}: {note}" for note in notes)), why
 
 
-def _why_not(info: CheckpointInfo, wanted: _Wanted) -> str | None:
-    """Why a candidate is not taken, as far as its manifest says."""
+def why_not(
+    info: CheckpointInfo,
+    *,
+    healthy: bool = True,
+    before_step: int | None = None,
+    doubts: Callable[[CheckpointInfo], str | None] | None = None,
+) -> str | None:
+    """Why a checkpoint is none to go on from, as far as its manifest and those beside it say; None where it is one.
+
+    Args:
+        info: The checkpoint, as a list of its folder has it.
+        healthy: As of `pick`, and likewise the others.
+        before_step: See there.
+        doubts: See there.
+
+    Returns:
+        A phrase, in plain ASCII.
+    """
     if info.problem is not None:
         return info.problem
-    if info.path.name == wanted.other_than:
-        return "the one that another is looked for instead of"
-    if wanted.healthy and info.healthy is None:
+    if healthy and info.healthy is None:
         return f"no {MANIFEST_NAME}, so that its health is not known"
-    if wanted.healthy and not info.healthy:
+    if healthy and not info.healthy:
         return f"not healthy: {short(info.unhealthy_because) or 'its manifest does not say why'}"
-    if wanted.before_step is not None and info.step >= wanted.before_step:
-        return f"not before step {wanted.before_step}"
-    doubt = wanted.doubts(info) if wanted.doubts is not None else None
-    return doubt or (info.doubt if wanted.healthy else None)
+    if before_step is not None and info.step >= before_step:
+        return f"not before step {before_step}"
+    doubt = doubts(info) if doubts is not None else None
+    return doubt or (info.doubt if healthy else None)
+
+
+def _why_not(info: CheckpointInfo, wanted: _Wanted) -> str | None:
+    if info.problem is None and info.path.name == wanted.other_than:
+        return "the one that another is looked for instead of"
+    return why_not(info, healthy=wanted.healthy, before_step=wanted.before_step, doubts=wanted.doubts)
 
 
 def _on_choice(info: CheckpointInfo, candidates: Sequence[CheckpointInfo], *, run_id: str | None) -> list[str]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from trimtab.errors import UsageError
+from trimtab.resume.round_trip import ProbeFacts
 from trimtab.torch.module_names import module_inside
 from trimtab.torch.rng import kept_rng
 
@@ -48,7 +49,7 @@ model whose logits have run away, everywhere. So the surest position does not de
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(ProbeFacts):
     """What a model gave for the last token of each sequence, and for all positions in the mean.
 
     Attributes:
@@ -67,13 +68,9 @@ class Probe:
     """
 
     shape: Shape
-    num_nonfinite: int
     num_masked: int
     top_ids: tuple[int, ...]
     top_probabilities: tuple[float, ...]
-    entropy: float
-    cv: float
-    vocabulary_size: int
 
     @property
     def remark(self) -> str:

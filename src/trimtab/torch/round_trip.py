@@ -195,6 +195,7 @@ class _Trip:
             found = _Told(["another save has taken its place while it was loaded", *found.differences], found.num + 1)
         return RoundTrip(
             path=self._path,
+            name=plain(self._path.name),
             step=self._saved_step,
             same=not found.num,
             differences=tuple(found.differences[:MAX_DIFFERENCES]),
@@ -210,6 +211,7 @@ class _Trip:
         text = str(error) if isinstance(error, TrimtabError) else spelled_error(error)
         return RoundTrip(
             path=self._path,
+            name=plain(self._path.name),
             step=self._saved_step,
             same=False,
             differences=(plain(text),),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trimtab.notices import say, warn
-from trimtab.resume.round_trip import ROUND_TRIP_EVENT, ProbeFacts, RoundTripFacts
+from trimtab.resume.round_trip import ROUND_TRIP_EVENT, RoundTripFacts
 from trimtab.text import listed, plain
 from trimtab.torch.checkpoint_ranks import spelled_error
 from trimtab.torch.probe import Probe
@@ -23,11 +23,12 @@ _MOST_SAID: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTrip:
+class RoundTrip(RoundTripFacts):
     """What became of a checkpoint that was loaded again.
 
     Attributes:
         path: The checkpoint.
+        name: Name of its folder, in plain ASCII.
         step: Its step; None where it could not be read.
         same: Whether everything that was compared is the same to the last bit, on every rank.
         differences: What is not, a sentence each, the first ten; or why it could not be loaded.
@@ -40,14 +41,7 @@ class RoundTrip:
     """
 
     path: Path
-    step: int | None
-    same: bool
-    differences: tuple[str, ...] = ()
-    num_differences: int = 0
-    parts: tuple[str, ...] = ()
-    manifest_crc32: int | None = None
     probe: Probe | None = None
-    probe_problem: str | None = None
 
     def __str__(self) -> str:
         """One line that says what came of it."""
@@ -61,20 +55,6 @@ class RoundTrip:
         found = "what was loaded is not the training" if self.parts else "it could not be loaded"
         return f"{where}: {found}: {told}{f'; and {more} more' if more > 0 else ''}{probe}"
 
-    def to_facts(self) -> dict[str, Any]:
-        """What the event of the log holds, JSON-ready (`trimtab.resume.round_trip`)."""
-        return RoundTripFacts(
-            step=self.step,
-            name=plain(self.path.name),
-            manifest_crc32=self.manifest_crc32,
-            same=self.same,
-            differences=self.differences,
-            num_differences=self.num_differences,
-            parts=self.parts,
-            probe=None if self.probe is None else _facts_of(self.probe),
-            probe_problem=self.probe_problem,
-        ).to_facts()
-
 
 def tell(result: RoundTrip, run: Any) -> None:
     """One line, and an event in the log of the run. Never raises."""
@@ -86,13 +66,3 @@ def tell(result: RoundTrip, run: Any) -> None:
         record(ROUND_TRIP_EVENT, **result.to_facts())
     except Exception as error:  # noqa: BLE001 - somebody else's, and the result stands
         warn(_LOG, f"the log of the run does not hold this round trip: {spelled_error(error)}")
-
-
-def _facts_of(probe: Probe) -> ProbeFacts:
-    return ProbeFacts(
-        shape=probe.shape,
-        entropy=probe.entropy,
-        cv=probe.cv,
-        num_nonfinite=probe.num_nonfinite,
-        vocabulary_size=probe.vocabulary_size,
-    )

@@ -47,15 +47,6 @@ def test_the_log_decides_where_no_manifest_says_anything(trimtab, checkpoint, re
     assert "shows no trouble" not in result.stderr
 
 
-def test_where_it_leaves_none_the_error_says_what_the_log_said(trimtab, checkpoint, record_evaluations):
-    record_evaluations([3.57, 3.94, 4.54, 4.99])
-    checkpoint(80)
-    result = trimtab("ckpt", "pick", "--healthy", "runs/a")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "none of its checkpoints is a healthy one to resume from" in result.stderr
-    assert "has a finding against the checkpoints after step 40" in result.stderr
-
-
 def test_a_run_stands_for_its_checkpoints_by_its_folder_and_by_its_id(trimtab, checkpoint, record_evaluations, here):
     # given checkpoints of two runs, in the output folder of one of them and below it
     folder = record_evaluations([3.5, 3.4], run_id="r-1")
@@ -136,12 +127,3 @@ def test_the_id_of_a_run_whose_folder_was_moved_says_where_it_was(trimtab, recor
         said = " ".join(result.stderr.split())
         assert f"r-1 is a run, and the list of runs has it at {folder}, which is not there." in said
     assert "which is not there" not in trimtab("ckpt", "pick", "nobody").stderr
-
-
-def test_a_quiet_log_does_not_contradict_what_a_manifest_says(trimtab, checkpoint, record_evaluations):
-    record_evaluations([3.5, 3.4])
-    checkpoint(100)
-    checkpoint(150, because="layer.weight holds nan")
-    said = trimtab("ckpt", "pick", "--healthy", "runs/a").stderr
-    assert "has no more against it than the checkpoints say themselves" in said
-    assert "shows no trouble" not in said

@@ -4,8 +4,9 @@ import json
 import zlib
 from pathlib import Path
 
-from trimtab.gates.checkpoint import checkpoint_gates
+from trimtab.gates.checkpoint import CHECKPOINT_GATES
 from trimtab.gates.evidence import read_evidence
+from trimtab.gates.looked_at import look_for_checkpoint
 from trimtab.log.folder import continue_run, create_run
 from trimtab.log.reader import open_log
 from trimtab.recorder import Recorder
@@ -78,9 +79,11 @@ def trip(crc32, **changes):
 
 
 def judge(run, folder, **more):
-    """The gates by name, and the path of the checkpoint."""
-    path, gates = checkpoint_gates(read_evidence(open_log(run.path)), folder, **more)
-    return {gate.name: gate for gate in gates} | {"path": path}
+    """What each gate of the checkpoint says by its name, and the path of the checkpoint."""
+    evidence = read_evidence(open_log(run.path))
+    looked_at = look_for_checkpoint(evidence, folder, **more)
+    path = None if looked_at.chosen is None else str(looked_at.chosen.info.path)
+    return {name: gate(evidence, looked_at) for name, gate in CHECKPOINT_GATES.items()} | {"path": path}
 
 
 def statuses(found):

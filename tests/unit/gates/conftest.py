@@ -10,7 +10,7 @@ import pytest
 
 from trimtab import WatchConfig, recording
 from trimtab.gates.evidence import Evidence, read_evidence
-from trimtab.gates.values import Gate
+from trimtab.gates.values import Judged
 from trimtab.log.reader import open_log
 from trimtab.recorder import Recorder
 from trimtab.rules.schedule import Schedule
@@ -168,7 +168,7 @@ class Trained:
             core.close(reason=end)
         return self
 
-    def judge(self, gate: Callable[..., Gate], *, since: int | None = None) -> Gate:
+    def judge(self, gate: Callable[[Evidence], Judged], *, since: int | None = None) -> Judged:
         """What a gate says of it."""
         if since not in self._evidence:
             self._evidence[since] = read_evidence(open_log(self.folder), since=since)

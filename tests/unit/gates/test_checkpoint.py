@@ -108,13 +108,18 @@ def test_of_two_spellings_of_the_step_the_one_saved_last_is_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("out", "status"), [(None, "failed"), ("gone", "unknown"), ("x" * 5000, "unknown")], ids=["here", "gone", "long"]
+    ("named", "status"), [(None, "failed"), ("gone", "unknown"), ("x" * 5000, "unknown")], ids=["here", "gone", "long"]
 )
-def test_no_folder_at_all_fails_on_the_machine_where_it_was_trained_and_is_unknown_elsewhere(tmp_path, out, status):
-    run = record(tmp_path, header_out=None if out is None else tmp_path / out)
-    found = judge(run, None, missing="no checkpoint of run r-1 is in runs/a: --checkpoints DIR")
+def test_no_folder_at_all_fails_on_the_machine_where_it_was_trained_and_is_unknown_elsewhere(tmp_path, named, status):
+    looked_in = [tmp_path, *([] if named is None else [tmp_path / named])]
+    found = judge(record(tmp_path), None, looked_in=looked_in)
     assert statuses(found) == {**NOTHING_THERE, "checkpoint_written": status}
-    assert found["checkpoint_written"].text == "no checkpoint of run r-1 is in runs/a: --checkpoints DIR"
+    assert found["checkpoint_written"].text.startswith(f"no checkpoint of this run is in {tmp_path}")
+    assert "--checkpoints DIR" in found["checkpoint_written"].text
+
+
+def test_where_nobody_looked_for_one_nothing_is_known(tmp_path):
+    assert statuses(judge(record(tmp_path), None)) == {**NOTHING_THERE, "checkpoint_written": "unknown"}
 
 
 # Whole.
@@ -194,6 +199,33 @@ def test_of_a_sharded_checkpoint_every_shard_is_read(tmp_path):
     gate = judge(run, tmp_path)["checkpoint_whole"]
     assert gate.status == "failed"
     assert "sharded/rank_1.bin" in gate.text
+
+
+def test_all_gates_judge_the_save_that_was_read_though_another_one_takes_its_place_meanwhile(tmp_path):
+    path, crc32 = save(tmp_path, salt=b"these weights")
+    other, _ = save(tmp_path / "other", salt=b"other weights", healthy=False)
+    run = record(tmp_path, events=[trip(crc32)])
+    num_bytes = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".pt")
+    num_read = 0
+
+    def read(num_more):
+        nonlocal num_read
+        num_read += num_more
+        if num_read >= num_bytes:
+            shutil.copytree(other, path, dirs_exist_ok=True)
+
+    assert statuses(judge(run, tmp_path, progress=read)) == ALL_PASSED
+    # and the next time the other one
+    expected = {**ALL_PASSED, "checkpoint_healthy": "failed", "round_trip": "failed", "generation_probe": "unknown"}
+    assert statuses(judge(run, tmp_path)) == expected
+
+
+def test_a_save_that_is_replaced_while_it_is_read_is_judged_as_what_it_became(tmp_path):
+    path, _ = save(tmp_path, salt=b"w")
+    other, crc32 = save(tmp_path / "other", salt=b"other weights", healthy=False)
+    run = record(tmp_path, events=[trip(crc32)])
+    found = judge(run, tmp_path, progress=lambda _: shutil.copytree(other, path, dirs_exist_ok=True))
+    assert statuses(found) == {**ALL_PASSED, "checkpoint_healthy": "failed"}
 
 
 # Healthy.

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from trimtab.gates.judging import LOG_GATES
 from trimtab.gates.nonfinite_steps import nonfinite_steps
 from trimtab.gates.watch import watch
 
@@ -26,6 +27,18 @@ def test_weights_that_a_step_may_have_spoilt_stand_against_the_chunk(run):
     assert gate.status == "failed"
     assert gate.text.startswith("nonfinite: ")
     assert "trimtab ckpt pick --healthy" in gate.text
+
+
+def test_a_finding_that_fails_a_gate_of_its_own_is_left_to_that_gate(run, make_layer, make_report):
+    # given: experts that get no token to the end, evaluations that become worse and worse
+    crowded = make_layer(counts=(4_000, 4_000, 0, 0, 0, 0, 0, 0), load_balance=4.0, token_entropy=0.0)
+    worse = {step: 2.0 + step / 50 for step in range(20, 101, 10)}
+    run.attempt(1, 100, reports=lambda step: make_report(step, crowded), evaluations=worse)
+    # then
+    judged = {name: run.judge(gate) for name, gate in LOG_GATES.items()}
+    failed = {name for name, one in judged.items() if one.status == "failed"}
+    assert failed == {"router_load", "dead_experts", "populations", "eval_streak"}
+    assert judged["watch"].figures["findings"] == []
 
 
 def test_what_is_over_does_not(run):

@@ -1,5 +1,6 @@
 """What the one look at a checkpoint finds, for whoever asks."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from trimtab.errors import CheckpointError
 from trimtab.resume import content, examine
 from trimtab.resume.examine import Examined
+from trimtab.resume.manifest import MANIFEST_NAME
 
 Save = Callable[..., Path]
 
@@ -18,20 +20,20 @@ PAYLOAD = ("model.pt", "optimizer.pt", "run.pt", "rank_0.pt")
 
 def replaces(path: Path, new: Path, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
     """Puts another save in the place of one, after that many reads of its manifest."""
-    original = examine.read_manifest
+    original = examine.read_with_checksum
     num_read = 0
 
     def read_and_replace(folder: Path) -> Any:
         nonlocal num_read
-        manifest = original(folder)
+        read = original(folder)
         num_read += 1
         if num_read == after:
             shutil.copytree(new, path, dirs_exist_ok=True)
             for name in PAYLOAD:
                 (path / name).unlink()
-        return manifest
+        return read
 
-    monkeypatch.setattr(examine, "read_manifest", read_and_replace)
+    monkeypatch.setattr(examine, "read_with_checksum", read_and_replace)
 
 
 @pytest.fixture
@@ -53,6 +55,8 @@ def test_the_manifest_is_the_one_that_the_bytes_were_held_against(
     assert found.manifest is not None
     assert (found.problems, found.manifest.serial, found.info.serial) == ((), 2, 2)
     assert [entry.path for entry in found.manifest.files] == ["again-0badcafe/all.pt"]
+    # and its checksum is that of this very manifest
+    assert found.manifest_crc32 == json.loads((again / MANIFEST_NAME).read_bytes())["crc32"]
 
 
 def test_payload_that_is_not_what_its_manifest_says_is_no_race(save: Save) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.resume.round_trip import MAX_DIFFERENCES, ProbeFacts, RoundTripFacts
+from trimtab.resume.round_trip import MAX_DIFFERENCES, ProbeFacts, RoundTripFacts, round_trip_in
 
 FACTS = {
     "step": 500,
@@ -23,7 +23,7 @@ FACTS = {
 
 
 def test_the_facts_of_an_event_come_back() -> None:
-    said = RoundTripFacts.from_facts(json.loads(json.dumps(FACTS)))
+    said = round_trip_in(json.loads(json.dumps(FACTS)))
     assert said is not None
     assert said.to_facts() == FACTS
     assert said.probe is not None
@@ -32,12 +32,12 @@ def test_the_facts_of_an_event_come_back() -> None:
 
 
 def test_one_that_could_not_be_loaded_has_little_to_say() -> None:
-    said = RoundTripFacts.from_facts({"name": "step_7", "same": False})
+    said = round_trip_in({"name": "step_7", "same": False})
     assert said == RoundTripFacts(step=None, name="step_7", manifest_crc32=None, same=False)
 
 
 def test_no_more_differences_are_taken_than_an_event_may_name() -> None:
-    said = RoundTripFacts.from_facts({**FACTS, "differences": ["x"] * 1000, "num_differences": 1000})
+    said = round_trip_in({**FACTS, "differences": ["x"] * 1000, "num_differences": 1000})
     assert said is not None
     assert (len(said.differences), said.num_differences) == (MAX_DIFFERENCES, 1000)
 
@@ -68,7 +68,7 @@ def test_no_more_differences_are_taken_than_an_event_may_name() -> None:
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_field_that_is_not_what_it_should_be_makes_it_none(field: str, value: object) -> None:
-    assert RoundTripFacts.from_facts({**FACTS, field: value}) is None
+    assert round_trip_in({**FACTS, field: value}) is None
 
 
 JSON = st.recursive(
@@ -80,7 +80,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_no_facts_bring_it_down(facts: object) -> None:
-    said = RoundTripFacts.from_facts(facts)
+    said = round_trip_in(facts)
     assert said is None or isinstance(said.same, bool)
 
 

@@ -421,17 +421,17 @@ def test_a_step_that_is_replaced_while_one_looks_is_read_again(
     payload = "again-0badcafe/all.pt"
     parts = {name: [payload] for name in ("model", "optimizer", "step", "rng")}
     new = save(200, serial=2, folder=tmp_path / "other", files={payload: b"n"}, parts=parts)
-    original = examine.read_manifest
+    original = examine.read_with_checksum
 
     def read_and_replace(folder: Path) -> Any:
-        manifest = original(folder)
+        read = original(folder)
         if (path / "model.pt").exists():
             shutil.copytree(new, path, dirs_exist_ok=True)
             for name in ("model.pt", "optimizer.pt", "run.pt", "rank_0.pt"):
                 (path / name).unlink()
-        return manifest
+        return read
 
-    monkeypatch.setattr(examine, "read_manifest", read_and_replace)
+    monkeypatch.setattr(examine, "read_with_checksum", read_and_replace)
 
     assert (pick(tmp_path).serial, pick(tmp_path).size_bytes) == (2, 1)
 

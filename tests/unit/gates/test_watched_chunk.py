@@ -1,13 +1,12 @@
-"""The gates of the routers: what the watch's rules find in reports of the chunk, and what is missing of them."""
-
-import math
+"""What gates share that judge by a watch, tried on those of the routers: what is found, and what is missing."""
 
 import pytest
 
-from trimtab import WatchConfig
+from trimtab.gates.dead_experts import dead_experts
 from trimtab.gates.evidence import read_evidence
 from trimtab.gates.populations import populations
-from trimtab.gates.routers import dead_experts, router_load, router_z
+from trimtab.gates.router_load import router_load
+from trimtab.gates.router_z import router_z
 from trimtab.log.folder import create_run
 from trimtab.recorder import Recorder
 from trimtab.values import Event, RunHeader, StepRow
@@ -67,103 +66,6 @@ def test_what_an_earlier_chunk_came_back_from_does_not(run, collapsed, make_repo
     assert statuses(run, since=0)["router_load"] == "failed", "it was found in the steps that are judged"
 
 
-def test_a_young_router_may_find_its_balance_by_itself_and_an_old_one_has_lost_it(run, make_layer, make_report):
-    # given: nearly all tokens on two experts of a router that is not sure of them
-    def uneven(step):
-        return make_report(step, make_layer(counts=(3_900, 3_900, 40, 40, 30, 30, 30, 30), load_balance=1.5))
-
-    run.attempt(1, 100, reports=lambda step: uneven(step) if step == 10 else make_report(step, make_layer()))
-    assert statuses(run)["router_load"] == "passed"
-    run.attempt(101, 140, reports=lambda step: uneven(step) if step == 140 else make_report(step, make_layer()))
-    assert statuses(run)["router_load"] == "failed"
-
-
-@pytest.mark.parametrize(
-    ("z_of", "status"),
-    [
-        (lambda step: 295.0 if step < 50 else 0.08, "failed"),
-        (lambda step: 14.0 if step < 60 else 14.0 * 1.4 ** ((step - 50) / 10), "failed"),
-        (lambda step: 2.5 + 0.1 * (step % 3), "passed"),
-        (lambda step: math.nan if step == 60 else 6.0, "failed"),
-    ],
-    ids=["fell", "grows", "level", "nan"],
-)
-def test_a_z_that_falls_out_of_its_band_or_grows_or_is_no_number_fails(run, make_layer, make_report, z_of, status):
-    config = WatchConfig(report_every=10, host_memory_floor_bytes=1, router_warmup_steps=0)
-
-    def layer_of(z):
-        uniform = {"token_entropy": math.log(8), "spread": 0.01} if z < 1 else {}
-        return make_layer(z=z, lse=z**0.5, **uniform)
-
-    run.attempt(1, 100, watch=config, reports=lambda step: make_report(step, layer_of(z_of(step))))
-    gate = run.judge(router_z)
-    assert gate.status == status
-    if status == "failed":
-        assert "router" in gate.text
-        assert "(step " in gate.text
-
-
-def test_counts_that_do_not_add_up_fail_the_load(run, make_layer, make_report):
-    # given: every token was counted twice
-    run.attempt(1, 40, reports=lambda step: make_report(step, make_layer(counts=(2_000,) * 8, num_tokens=4_000)))
-    gate = run.judge(router_load)
-    assert gate.status == "failed"
-    assert "2 times as many" in gate.text
-
-
-def test_experts_that_are_silent_as_chance_has_it_are_not_dead(run, make_layer, make_report):
-    # given: 8 tokens over 8 experts at top 2
-    few = (2, 3, 4, 2, 3, 2, 0, 0)
-    run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(counts=few)))
-    gate = run.judge(dead_experts)
-    assert (gate.status, gate.text) == ("passed", "none of 8 in 1 layers at step 10, 2 silent as chance has it")
-
-
-def test_one_dead_expert_fails_and_is_named(run, make_layer, make_report):
-    counts = (1_000,) * 5 + (0, 1_500, 1_500)
-    run.attempt(1, 30, reports=lambda step: make_report(step, make_layer(), make_layer("moe.7", counts)))
-    gate = run.judge(dead_experts)
-    assert (gate.status, gate.figures["num_dead"], gate.figures["layers"]) == ("failed", 1, {"moe.7": [5]})
-    assert "moe.7 (expert 5)" in gate.text
-
-
-@pytest.mark.parametrize(
-    ("least", "status"), [(999, "failed"), (1_000, "passed"), (1_001, "passed"), (0, "failed")], ids=str
-)
-def test_a_population_starves_below_half_of_its_even_share(run, make_layer, make_report, least, status):
-    # given: 4,000 routed tokens, of which a quarter is half of an even share
-    rest = 4_000 - least
-    counts = (rest // 4 + rest % 4, rest // 4, rest // 4, rest // 4, least // 4 + least % 4, *(least // 4,) * 3)
-    run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(), make_layer("moe.1", counts)))
-    gate = run.judge(populations)
-    assert (gate.status, sum(gate.figures["shares"]["moe.1"])) == (status, pytest.approx(1.0))
-
-
-def test_two_layers_that_starve_opposite_populations_do_not_pool_to_an_even_share(run, make_layer, make_report):
-    one, other = (1_800,) * 4 + (200,) * 4, (200,) * 4 + (1_800,) * 4
-    run.attempt(1, 10, reports=lambda step: make_report(step, make_layer("a", one), make_layer("b", other)))
-    gate = run.judge(populations)
-    assert gate.status == "failed"
-    assert "and likewise in 1 more layer;" in gate.text
-
-
-def test_a_small_share_of_few_tokens_is_unknown(run, make_layer, make_report):
-    counts = (3, 2, 2, 2, 1, 0, 0, 0)
-    run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(counts=counts)))
-    gate = run.judge(populations)
-    assert (gate.status, "too few tokens" in gate.text) == ("unknown", True)
-
-
-def test_one_population_has_nothing_to_share(run, make_report):
-    run.attempt(1, 10, reports=lambda step: make_report(step, num_populations=1))
-    assert run.judge(populations).status == "inapplicable"
-
-
-def test_populations_that_do_not_divide_the_experts_are_unknown(run, make_report):
-    run.attempt(1, 10, reports=lambda step: make_report(step, num_populations=3))
-    assert run.judge(populations).status == "unknown"
-
-
 def test_a_model_without_routers_has_nothing_that_these_gates_look_at(run):
     run.attempt(1, 40, reports=None)
     assert set(statuses(run).values()) == {"inapplicable"}
@@ -210,23 +112,6 @@ def test_a_figure_that_one_layer_lacks_has_not_passed(run, make_layer, make_repo
     layer = LayerFigures(name="moe.1", num_experts=8, top_k=2, **({"z": 6.0, "load_balance": 1.0} | figures))
     run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(), layer))
     assert run.judge(gate).status == "unknown"
-
-
-def test_names_of_layers_are_told_as_plain_text(run, make_layer, make_report):
-    name = "moe\x1b[2J\u202e"
-    counts = (1_000,) * 5 + (0, 1_500, 1_500)
-    run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(name, counts)))
-    text = run.judge(dead_experts).text
-    assert text.isascii()
-    assert text.isprintable()
-
-
-def test_of_another_tools_router_figures_a_bad_one_fails_and_a_good_one_is_unknown(tmp_path):
-    for name, z in (("good", [20.0] * 60), ("bad", [295.2] * 20 + [26.2] * 20 + [0.08] * 20)):
-        lines = [f"{step},2.0,1.0,{value}\n" for step, value in enumerate(z, start=1)]
-        (tmp_path / f"{name}.csv").write_text("step,loss,grad_norm,router_z_loss\n" + "".join(lines))
-    assert router_z(read_evidence(tmp_path / "good.csv")).status == "unknown"
-    assert router_z(read_evidence(tmp_path / "bad.csv")).status == "failed"
 
 
 def test_reports_beyond_those_that_are_judged_again_are_judged_where_they_are_of_the_chunk(

@@ -66,7 +66,7 @@ def pick_healthy(
             healthy=True,
             run_id=run_id,
             before_step=before_step,
-            doubts=lambda info: finding_against(found, info.step),
+            doubts=lambda info: against(found, info.step),
             entries=entries,
             progress=progress,
         )
@@ -79,13 +79,18 @@ def pick_healthy(
     return dataclasses.replace(info, notices=(*info.notices, *told))
 
 
-def finding_against(found: Found, step: int) -> str | None:
-    """Which finding of a log speaks against a checkpoint that was saved as healthy, as a phrase; None where none does.
+def against(found: Found, step: int) -> str | None:
+    """What a log has against a checkpoint that was saved as healthy, as a phrase; None where nothing.
 
     Args:
         found: What the log of its run has against checkpoints.
         step: The step after which it was saved.
     """
+    if found.left is not None and step > found.left.after_step:
+        why = against(found.left.found, step)
+        return None if why is None else f"{why}, on the way that the run was taken back from"
+    if found.trouble is not None and step >= found.trouble.step:
+        return f"the trouble began at step {found.trouble.step}, says the log: {'; '.join(found.trouble.evidence)}"
     one = next((one for one in found.unhealthy if one.holds(step)), None)
     return None if one is None else found_late(one.name, since_step=one.since_step)
 
