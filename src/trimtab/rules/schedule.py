@@ -37,6 +37,9 @@ class Schedule:
         warmup_from: Part of `lr` that the first step of a warm-up has: 0 as transformers begins, `start_factor` of
             `LinearLR`.
         min_lr: The rate at the end; of "constant" there is none.
+        waits_for_dropped: Whether the schedule stands still at a step that the optimizer did not take, so that the
+            steps behind it come with the rates of earlier ones: where a loop calls its scheduler only after a step
+            that was taken. `rate` knows of no such step.
 
     Raises:
         UsageError: One of them makes no sense; says what was found and what is expected.
@@ -53,6 +56,7 @@ class Schedule:
     num_warmup_steps: int = 0
     warmup_from: float = 0.0
     min_lr: float = 0.0
+    waits_for_dropped: bool = False
 
     def __post_init__(self) -> None:
         if self.form not in get_args(ScheduleForm):
@@ -67,6 +71,8 @@ class Schedule:
                 "run. Name their number, also where a call trains a part of them."
             )
         object.__setattr__(self, "num_warmup_steps", _steps(self.num_warmup_steps, name="num_warmup_steps", least=0))
+        if not isinstance(self.waits_for_dropped, bool):
+            raise UsageError(f"waits_for_dropped is {spelled(self.waits_for_dropped)}: expected True or False.")
         if self.warmup_from > 1:
             raise UsageError(f"warmup_from is {self.warmup_from!r}: expected a part of lr, from 0 to 1.")
         if self.form == "constant" and self.min_lr:
