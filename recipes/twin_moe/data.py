@@ -1,8 +1,9 @@
 """Windows of real text as micro-batches of bytes: the sources of Python's standard library.
 
 In goes a `DataConfig`, out come micro-batches by number. The order depends on the seed alone, so that a resumed
-training goes on with the micro-batch at which it was interrupted. Files that evaluations look at are never trained on.
-Nothing is parsed, imported or downloaded; the same Python has the same rows.
+training goes on with the micro-batch at which it was interrupted. Files that evaluations look at are never trained on,
+and no window that they look at stands in one that is. Nothing is parsed, imported or downloaded; the same Python has
+the same rows.
 
 Shapes: B rows of a micro-batch, T tokens of a row.
 """
@@ -131,7 +132,7 @@ class Windows:
             IndexError: There is no such row.
         """
         place = self.place(row)
-        text = bytes(self._window(row).tolist()).decode(errors="replace")
+        text = self.bytes_of(row).decode(errors="replace")
         return {"text": text, "place": f"{place.file}:{place.offset}"}
 
     def place(self, row: int) -> Place:
@@ -142,6 +143,14 @@ class Windows:
         """
         file, window = self._file_and_window(row)
         return Place(self._names[file], window * self.num_tokens)
+
+    def bytes_of(self, row: int) -> bytes:
+        """The T + 1 bytes of a row.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        return bytes(self._window(row).tolist())
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Rows as a micro-batch, on the CPU."""
@@ -191,7 +200,9 @@ class MicroBatches:
 def eval_batches(config: DataConfig) -> list[Batch]:
     """The micro-batches of every evaluation, always the same: rows spread evenly over the held-out files.
 
-    `rows` number the held-out windows, which are others than those of training.
+    `rows` number the held-out windows, which are others than those of training. Files share text (a license, a copied
+    function), so that a window that stands whole in a file that is trained on gives its place to the next that does
+    not; what is shared by less than a window stays.
 
     Raises:
         ConfigError: There are too few held-out rows for so many.
@@ -201,8 +212,23 @@ def eval_batches(config: DataConfig) -> list[Batch]:
     if config.num_eval_batches > most:
         raise ConfigError(f"data.num_eval_batches: found {config.num_eval_batches}, expected at most {most}.")
     num_rows = config.num_eval_batches * config.batch_size
-    rows = [place * len(windows) // num_rows for place in range(num_rows)]
+    training = read_sources(held_out=False)
+    rows = []
+    for place in range(num_rows):
+        part = range(place * len(windows) // num_rows, (place + 1) * len(windows) // num_rows)
+        row = next((row for row in part if not _stands_in(training, windows.bytes_of(row))), None)
+        if row is None:
+            raise ConfigError(
+                f"data.num_eval_batches: found {config.num_eval_batches}, but the held-out rows {part[0]} to {part[-1]} "
+                "stand in files that are trained on: give fewer."
+            )
+        rows.append(row)
     return [windows.batch(rows[batch :: config.num_eval_batches]) for batch in range(config.num_eval_batches)]
+
+
+@cache
+def _stands_in(sources: tuple[Source, ...], window: bytes) -> bool:
+    return any(window in source.text for source in sources)
 
 
 def _num_batches(windows: Windows, batch_size: int) -> int:

@@ -1,8 +1,8 @@
 """`OUT/history.jsonl`: one row a line, written on and never over.
 
 In go rows, out come lines of strict JSON in ASCII (numbers that are not finite are text). Invariants: what stands in
-the file stays as it is, byte for byte; a last line that a killed process tore is closed by a line end; one process
-writes at a time; a disk that fails costs rows, which is said, and neither a step nor a save.
+the file stays as it is, byte for byte; a last line that a killed process tore is closed by a line end; a disk that
+fails costs rows, which is said, and neither a step nor a save. One process writes at a time: `recipes.twin_moe.folder`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.console import Tell, reason
-
-if sys.platform != "win32":
-    import fcntl
 
 NAME: Final = "history.jsonl"
 
@@ -42,26 +36,12 @@ class History:
         self._has_failed = False
 
     def open(self) -> None:
-        """Opens the file to write on, which keeps other processes from it until `close`.
-
-        Raises:
-            ConfigError: Another process trains into this folder.
-        """
+        """Opens the file to write on, in a folder that is there; a failure is said. Never raises."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+            self._is_torn = _ends_torn(self._fd)
         except OSError as error:
             self._say_failure(error)
-            return
-        try:
-            _lock(fd, self.path)
-            self._is_torn = _ends_torn(fd)
-        except ConfigError:
-            os.close(fd)
-            raise
-        except OSError as error:
-            self._say_failure(error)
-        self._fd = fd
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Writes rows; a failure is said once, and the next call tries again. Never raises."""
@@ -94,6 +74,60 @@ class History:
             )
 
 
+class Call(NamedTuple):
+    """What the history says of a call that trained.
+
+    Attributes:
+        resumed_from: The checkpoint that it went on from; None: none.
+        weights_from: The checkpoint whose weights it began from; None: none.
+        begins_at_step: Its first step.
+        last_step: The last step that it wrote; None: it wrote none.
+    """
+
+    resumed_from: str | None
+    weights_from: str | None
+    begins_at_step: int
+    last_step: int | None
+
+
+def newest_call(path: Path, *, segment: int) -> Call | None:
+    """The newest call of a segment; None where the history does not tell. Never raises for what is in the file."""
+    call = None
+    with suppress(OSError):
+        if path.is_file():  # and no device, of which there is no end
+            with path.open("rb") as file:
+                for row in filter(None, map(_row, file)):
+                    if row.get("segment") == segment:
+                        call = _after(call, row)
+    return call
+
+
+def _after(call: Call | None, row: Mapping[str, Any]) -> Call | None:
+    """What is known of the newest call once a row is read, too."""
+    if row.get("kind") == "segment":
+        resumed_from, weights_from, begins = (
+            row.get(name) for name in ("resumed_from", "weights_from", "begins_at_step")
+        )
+        return Call(
+            resumed_from=resumed_from if isinstance(resumed_from, str) else None,
+            weights_from=weights_from if isinstance(weights_from, str) else None,
+            begins_at_step=begins if isinstance(begins, int) else 1,
+            last_step=None,
+        )
+    if call is not None and row.get("kind") == "step" and isinstance(row.get("step"), int):
+        return call._replace(last_step=row["step"])
+    return call
+
+
+def _row(line: bytes) -> Mapping[str, Any] | None:
+    """A row; None where a killed process tore the line, or it is nothing of ours."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, Mapping) else None
+
+
 def _spelled(value: Any) -> Any:
     """A row as strict JSON has it: numbers that are not finite as text."""
     if isinstance(value, Mapping):
@@ -101,21 +135,6 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_spelled(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _lock(fd: int, path: Path) -> None:
-    """Keeps other processes out; what is no file, or on a file system without locks, is written to all the same."""
-    if sys.platform == "win32" or not stat.S_ISREG(os.fstat(fd).st_mode):
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"{path} is being written by another process, which trains into this folder: wait for it, end "
-            "it, or give another --out."
-        ) from error
-    except OSError:
-        return
 
 
 def _ends_torn(fd: int) -> bool:

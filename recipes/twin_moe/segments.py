@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from recipes.strict_yaml import ConfigError
+from recipes.twin_moe.history import Call
 from trimtab.checkpoint import Checkpointer, CheckpointError, CheckpointInfo, verify
 
 _NAME: Final = re.compile(r"segment_([1-9][0-9]{0,8})")
@@ -112,6 +113,42 @@ def choose_start(
         )
     picked = _picked(newest.folder)
     return Start(segment=newest, resume=picked, step=picked.step)
+
+
+def left_behind(start: Start, call: Call | None) -> str | None:
+    """What a call without any of the three does not go on with: a call that was ended before its first save.
+
+    Args:
+        start: What `choose_start` gave.
+        call: The newest call of its segment, by the history.
+
+    Returns:
+        A sentence that names both ways on; None where nothing is left behind.
+    """
+    if call is None or start.weights is not None:
+        return None
+    option, source = ("--resume-from", call.resumed_from) if call.resumed_from else ("--base-ckpt", call.weights_from)
+    if source is None or not Path(source).exists():
+        return None
+    again = f"{option} {source} does that again"
+    if start.resume is None:
+        return f"the last call here began from {source} and was ended before it saved: this one begins anew; {again}"
+    if not isinstance(start.resume, CheckpointInfo) or _is_of(start.resume, call, segment=start.segment):
+        return None
+    return (
+        f"the last call here went back to {source} and was ended before it saved: this one goes on from "
+        f"{start.resume.path.name}; {again}"
+    )
+
+
+def _is_of(info: CheckpointInfo, call: Call, *, segment: Segment) -> bool:
+    """Whether a checkpoint is what a call went on from, or has saved, or one before that."""
+    begins, last = call.begins_at_step, call.last_step
+    if info.step < begins or Path(call.resumed_from or "").resolve().parent != segment.folder.resolve():
+        return True
+    # Steps are written before they are saved; where an older call went back to the same step, the steps decide.
+    is_saver = info.resumed_from is not None and info.resumed_from.step == begins - 1
+    return is_saver and last is not None and last >= info.step
 
 
 def _numbered(out: Path, number: int) -> Segment:

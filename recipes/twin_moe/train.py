@@ -89,29 +89,21 @@ def train(
     """
     tell = telling(tell)
     last = _last_step(config, stop_at)
-    start = choose_start(out, resume_from=resume_from, base_checkpoint=base_checkpoint, fresh=fresh)
-    settings = _settings(config, start, asked or {})
-    if start.resume is not None and start.step >= last:
-        tell(f"nothing to train: {path_of(start.resume)} is of step {start.step}, and {last} is the last")
-        return Trained(step=start.step, num_steps=0, segment=start.segment.number)
-    place = _device(device)
-    history = History(out / NAME, tell=tell)
-    history.open()
-    try:
-        with make_engine(settings.config, out=out, device=place) as engine:
-            for remark in (*start.remarks, *settings.remarks):
-                tell(remark)
+    with Hold(out, tell=tell) as hold:
+        start = choose_start(out, resume_from=resume_from, base_checkpoint=base_checkpoint, fresh=fresh)
+        settings = _settings(config, start, asked or {})
+        for remark in _remarks(out, start, settings, is_plain=resume_from is None and not fresh):
+            tell(remark)
+        if start.resume is not None and start.step >= last:
+            end = "the last" if stop_at is None else "--stop-at"
+            tell(f"nothing to train: {path_of(start.resume)} is behind step {start.step}, and {end} is {last}")
+            return Trained(step=start.step, num_steps=0, segment=start.segment.number)
+        place = _device(device)
+        hold.make_ready(start.segment.folder)
+        with History(out / NAME, tell=tell) as history, make_engine(settings.config, out=out, device=place) as engine:
             checkpointer = _begin(engine, start, settings, tell=tell)
-            telemetry = Telemetry(
-                engine,
-                history,
-                segment=start.segment.number,
-                resumed_from=None if start.resume is None else str(path_of(start.resume)),
-                tell=tell,
-            )
+            telemetry = Telemetry(engine, history, start=start, tell=tell)
             return _train(engine, checkpointer, telemetry, start=start, last=last, tell=tell)
-    finally:
-        history.close()
 
 
 def _last_step(config: TwinConfig, stop_at: int | None) -> int:

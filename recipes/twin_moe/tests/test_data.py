@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recipes.strict_yaml import ConfigError
-from recipes.twin_moe.config import DataConfig
+from recipes.twin_moe.config import DataConfig, presets, read_preset
 from recipes.twin_moe.data import MicroBatches, Source, Windows, eval_batches, read_sources
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
@@ -70,6 +70,38 @@ def test_evaluations_look_at_the_same_rows_of_many_held_out_files():
     assert len(set(rows)) == 12
     assert len({windows.place(row).file for row in rows}) >= 4
     assert all(a.input_ids.equal(b.input_ids) for a, b in zip(batches, eval_batches(CONFIG), strict=True))
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_no_window_that_is_evaluated_stands_in_a_file_that_is_trained_on(preset):
+    # given: the standard library repeats itself, so that a held-out file may share a window with another one
+    config = read_preset(preset).data
+    batches = eval_batches(config)
+    windows = [
+        bytes([*inputs, labels[-1]])
+        for batch in batches
+        for inputs, labels in zip(batch.input_ids.tolist(), batch.labels.tolist(), strict=True)
+    ]
+    training = b"\0".join(source.text for source in read_sources(held_out=False))
+    # then
+    assert len(windows) == config.num_eval_batches * config.batch_size
+    assert [window for window in windows if window in training] == []
+
+
+def test_a_held_out_window_that_is_trained_on_gives_its_place_to_the_next_one(monkeypatch):
+    # given: 6 held-out windows, of which the first and the last stand in the text that is trained on, between others
+    held_out = [bytes([65 + number]) * 4 for number in range(6)]
+    texts = {True: b"".join(held_out) + b"!", False: b"...AAAAB...FFFF!..."}
+    monkeypatch.setattr(
+        "recipes.twin_moe.data.read_sources", lambda *, held_out: (Source(f"{held_out}", texts[held_out]),)
+    )
+    # then: of each third of the windows the first that is new
+    config = DataConfig(batch_size=3, num_tokens=4, num_eval_batches=1)
+    [batch] = eval_batches(config)
+    assert batch.rows.tolist() == [1, 2, 4]
+    # and: where a part of them has none, that is said
+    with pytest.raises(ConfigError, match=r"data.num_eval_batches: found 6, .* rows 0 to 0 .* give fewer"):
+        eval_batches(DataConfig(batch_size=1, num_tokens=4, num_eval_batches=6))
 
 
 def test_neither_tests_nor_what_differs_between_machines_is_text():

@@ -9,6 +9,7 @@ what lies on a way that the run was taken back from speaks against what was save
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ that swings to and fro is in line by chance."""
 NEAR: Final = 100
 """Logged steps within which a sign leads to what follows: the window that all rules look back on, so that a finding has
 not left the baseline yet when the next one is judged."""
+
+AT_ONCE: Final = 3
+"""Logged steps within which a sign is over that a batch or two made, and nothing else."""
 
 FAR: Final = 1_000
 """Logged steps within which signs of the gradient lead to one another where they have become frequent. From published
@@ -198,7 +202,7 @@ def _leading(series: StepSeries, signs: Sequence[_Sign], later: _Sign) -> tuple[
     """The earliest of all signs that leads to a later one, and how; None where none does."""
     earlier = [sign for sign in signs if sign.first < later.first]
     for sign in earlier:
-        if later.first - sign.last <= NEAR:
+        if later.first - sign.last <= NEAR and not _is_of_the_start(series, sign, earlier, later):
             return sign, f"{_steps(series, sign, later)} before that"
         if _lasts(series, sign, until=later.first):
             return sign, f"and had not come back when step {int(series.step[later.first])} came"
@@ -206,6 +210,23 @@ def _leading(series: StepSeries, signs: Sequence[_Sign], later: _Sign) -> tuple[
     if begun is None:
         return None
     return begun, f"and again every few hundred steps up to step {int(series.step[later.first])}"
+
+
+def _is_of_the_start(series: StepSeries, sign: _Sign, earlier: Sequence[_Sign], later: _Sign) -> bool:
+    """Whether a sign says no more than that the run had just begun: a norm of the warm-up that was back at once.
+
+    While no whole window lies behind a value nobody knows what is usual, and norms of a warm-up come and go: one that
+    jumps to twice the others at step 16 did not lead to what began at 107. It does where it came right before, where it
+    was not finite, and where there were several: overflows aside, of which a scaler has several until it has its scale.
+    """
+    is_notice = sign.signal == "grad_norm" and (sign.value is None or math.isfinite(sign.value))
+    if not is_notice or sign.first >= NEAR or later.first - sign.last <= BACK:
+        return False
+    if sign.value is None:
+        return True
+    if sign.last - sign.first >= AT_ONCE or _lasts(series, sign, until=sign.last + 1 + BACK):
+        return False
+    return sum(one.value is not None and later.first - one.last <= NEAR for one in earlier) < FREQUENT
 
 
 def _frequent(signs: Sequence[_Sign], later: _Sign) -> _Sign | None:

@@ -116,6 +116,36 @@ def test_a_norm_that_came_back_just_before_the_loss_left_its_line_leads_to_it(ru
     assert trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), norm={6_940: 40.0})).step == 6_940
 
 
+@pytest.mark.parametrize(
+    "early",
+    [{16: 2.2}, {16: 2.2, 18: 3.0}, {60: 40.0}, {90: 40.0}],
+    ids=["16", "a pair", "60", "90"],
+)
+def test_a_lone_notice_of_the_start_that_was_over_at_once_leads_to_nothing_long_after_it(run, early):
+    # a norm that leaves its line at step 112 for good, and one of the warm-up that nothing came of
+    trouble = trouble_of(run(200, norm={**early, **steps(112, 200, 90.0)}))
+    assert trouble.step == 112
+
+
+@pytest.mark.parametrize(
+    ("early", "step"),
+    [
+        ({30: 40.0, 55: 40.0, 80: 40.0}, 30),
+        ({80: 40.0}, 80),
+        (steps(70, 80, 40.0), 70),
+        ({60: 40.0, 79: 40.0}, 60),
+        ({16: math.inf}, 16),
+    ],
+    ids=["a series", "shortly before", "longer than a batch", "step by step", "not finite"],
+)
+def test_signs_of_the_start_that_are_more_than_a_lone_one_lead_to_what_follows(run, early, step):
+    assert trouble_of(run(200, norm={**early, **steps(95, 200, 90.0)})).step == step
+
+
+def test_the_overflows_by_which_a_scaler_finds_its_scale_lead_to_nothing(run):
+    assert trouble_of(run(200, norm=steps(90, 200, 90.0), overflows=range(1, 12))).step == 90
+
+
 def test_a_norm_that_was_up_until_the_loss_left_its_line_leads_to_it_though_it_came_back_later(run):
     trouble = trouble_of(run(7_100, loss=steps(7_000, 7_100, 5.0), norm=steps(4_700, 7_000, 6.0)))
     assert trouble.step == 4_700

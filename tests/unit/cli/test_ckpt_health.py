@@ -60,6 +60,18 @@ def test_a_run_stands_for_its_checkpoints_by_its_folder_and_by_its_id(trimtab, c
     assert trimtab("ckpt", "pick", other).stdout == f"{here / 'runs/b/checkpoints/step_40'}\n"
 
 
+def test_of_a_copy_of_a_run_only_what_lies_in_the_copy_is_picked(trimtab, checkpoint, record_evaluations, here):
+    record_evaluations([3.5, 3.4], run_id="r-1")
+    checkpoint(100, run_id="r-1")
+    shutil.copytree(here / "runs/a", here / "runs/b")
+    assert trimtab("ckpt", "pick", "runs/b/trimtab/r-1").stdout == f"{here / 'runs/b/step_100'}\n"
+    # and of one without any none is
+    shutil.rmtree(here / "runs/b/step_100")
+    result = trimtab("ckpt", "pick", "runs/b/trimtab/r-1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"no checkpoint of it is in {here / 'runs/b'} or" in result.stderr
+
+
 def test_a_run_without_checkpoints_says_where_they_were_looked_for(trimtab, record_evaluations, here):
     folder = record_evaluations([3.5])
     result = trimtab("ckpt", "pick", "--healthy", folder)

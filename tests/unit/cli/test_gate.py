@@ -186,6 +186,33 @@ def test_a_run_folder_that_was_copied_alone_is_unknown_where_its_checkpoints_are
     assert result.exit_code == 0
 
 
+def test_of_a_copy_beside_its_original_only_what_lies_in_the_copy_counts(trimtab, chunk, checkpoint, here):
+    chunk(out="runs/a")
+    checkpoint(40, run_id="r-1", out="runs/a/segment_1", parts=ALL_PARTS)
+    shutil.copytree(here / "runs/a", here / "runs/b")
+    for named in ("runs/a", "runs/b"):
+        result = trimtab("gate", named, "--json", "-")
+        assert json.loads(result.stdout)["checkpoint"] == str(here / named / "segment_1/step_40")
+    # and where it has none, that of the original is not taken for its own
+    shutil.rmtree(here / "runs/b/segment_1")
+    result = trimtab("gate", "runs/b", "--json", "-")
+    document = json.loads(result.stdout)
+    assert (document["checkpoint"], gates(result)["checkpoint_written"]) == (None, "unknown")
+    (text,) = [gate["text"] for gate in document["gates"] if gate["name"] == "checkpoint_written"]
+    assert f"no checkpoint of this run is in {here / 'runs/b'}" in text
+    assert f"{here / 'runs/a'}, where they may still be" in text
+    assert "--checkpoints DIR" in text
+
+
+def test_a_checkpoint_that_is_named_as_the_folder_of_them_says_what_is_meant(trimtab, chunk, checkpoint, here):
+    chunk()
+    checkpoint(40, run_id="r-1", parts=ALL_PARTS)
+    result = trimtab("gate", "--checkpoints", "runs/a/step_40")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "runs/a/step_40 is a checkpoint itself" in result.stderr
+    assert result.stderr.endswith("--checkpoints runs/a\n")
+
+
 def test_an_output_folder_behind_a_link_is_not_two_folders(trimtab, chunk, checkpoint, here):
     (here / "link").symlink_to(here / "runs")
     chunk(named_out=str(here / "link/a"))

@@ -58,12 +58,41 @@ def test_a_warm_up_may_be_as_long_as_the_run_or_longer(num_warmup_steps):
     assert trained == pytest.approx([min(k, num_warmup_steps) / num_warmup_steps for k in range(8)])
 
 
+def test_an_inverse_square_root_has_fallen_to_the_root_of_a_half_in_its_timescale_and_falls_on():
+    schedule = Schedule(form="inverse_sqrt", lr=1.0, num_warmup_steps=10, timescale=40)
+    assert [schedule.rate(k + 1) for k in (5, 10, 50, 130)] == pytest.approx([0.5, 1, math.sqrt(0.5), 0.5])
+
+
+@pytest.mark.parametrize(("num_warmup_steps", "timescale"), [(7, 7), (0, 10_000)])
+def test_an_inverse_square_root_has_the_timescale_of_its_warm_up_where_none_is_named(num_warmup_steps, timescale):
+    settings = dict(form="inverse_sqrt", lr=1.0, num_warmup_steps=num_warmup_steps)
+    assert Schedule(**settings) == Schedule(**settings, timescale=timescale)
+
+
+@pytest.mark.parametrize(
+    ("form", "half", "three_quarters"), [("linear", 0.5, 0.25), ("cosine", 0.5, (1 - math.sqrt(0.5)) / 2)]
+)
+def test_a_rate_may_stand_before_it_falls(form, half, three_quarters):
+    schedule = Schedule(form=form, lr=1.0, num_steps=100, num_warmup_steps=4, num_stable_steps=76)
+    assert [schedule.rate(k + 1) for k in (0, 2, 4, 50, 80)] == [0, 0.5, 1, 1, 1]
+    falls = [schedule.rate(k + 1) for k in (90, 95, 100, 10**6)]
+    assert falls == pytest.approx([half, three_quarters, 0, 0], abs=1e-15)
+
+
+def test_a_schedule_that_waits_for_dropped_steps_has_the_rates_of_one_that_does_not():
+    waits = Schedule(**COSINE, waits_for_dropped=True)
+    assert waits != Schedule(**COSINE)
+    assert [waits.rate(step) for step in range(1, 300)] == [Schedule(**COSINE).rate(step) for step in range(1, 300)]
+    assert Schedule.from_facts(waits.to_facts()) == waits
+
+
 schedules = st.builds(
     Schedule,
     form=st.sampled_from(["linear", "cosine"]),
     lr=st.floats(1e-8, 10),
     num_steps=st.integers(1, 5_000),
     num_warmup_steps=st.integers(0, 6_000),
+    num_stable_steps=st.integers(0, 50),
     warmup_from=st.floats(0, 1),
     min_lr=st.floats(0, 1e-8),
 )
@@ -73,12 +102,11 @@ schedules = st.builds(
 def test_a_rate_rises_to_lr_and_falls_to_the_least_and_never_leaves_the_two(schedule):
     rates = [schedule.rate(step) for step in range(1, schedule.num_steps + 2, 1 + schedule.num_steps // 50)]
     assert all(0 <= rate <= schedule.lr * (1 + 1e-12) for rate in rates)
-    behind = [schedule.rate(k + 1) for k in range(schedule.num_warmup_steps, schedule.num_warmup_steps + 50)]
+    behind = [schedule.rate(k + 1) for k in range(schedule.num_warmup_steps, schedule.num_warmup_steps + 100)]
     assert behind[0] == pytest.approx(schedule.lr) or schedule.num_warmup_steps >= schedule.num_steps
     assert all(after <= before for before, after in pairwise(behind))
-    assert schedule.rate(schedule.num_steps + schedule.num_warmup_steps + 2) == pytest.approx(
-        schedule.min_lr, abs=1e-15
-    )
+    end = schedule.num_steps + schedule.num_warmup_steps + schedule.num_stable_steps
+    assert schedule.rate(end + 2) == pytest.approx(schedule.min_lr, abs=1e-15)
 
 
 @given(schedules)
@@ -95,7 +123,8 @@ def test_what_a_log_holds_of_a_schedule_is_that_schedule(schedule):
 def test_the_facts_of_a_schedule_are_its_settings_by_name():
     schedule = Schedule(form="linear", lr=1, num_steps=7)
     facts = dict(form="linear", lr=1.0, num_steps=7, num_warmup_steps=0, warmup_from=0.0, min_lr=0.0)
-    assert schedule.to_facts() == facts
+    of_other_forms = dict(num_stable_steps=0, timescale=None)
+    assert schedule.to_facts() == facts | of_other_forms | dict(waits_for_dropped=False)
     assert type(schedule.lr) is float
     assert trimtab.Schedule is Schedule
 
@@ -103,7 +132,11 @@ def test_the_facts_of_a_schedule_are_its_settings_by_name():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (dict(form="polynomial"), 'form is \'polynomial\': expected "constant", "linear" or "cosine"'),
+        (
+            dict(form="polynomial"),
+            'form is \'polynomial\': expected "constant", "linear", "cosine" or "inverse_sqrt". Rates .*: leave '
+            "the schedule out then, and `trimtab gate` says of the learning rate that it is unknown",
+        ),
         (dict(form=["cosine"]), "form is \\['cosine'\\]"),
         (dict(form=None), "form is None"),
         (dict(lr=-1e-3), "lr is -0.001: expected a finite number of 0 or more"),
@@ -121,6 +154,14 @@ def test_the_facts_of_a_schedule_are_its_settings_by_name():
         (dict(warmup_from=1.5), "warmup_from is 1.5: expected a part of lr, from 0 to 1"),
         (dict(min_lr=3.1e-4), "min_lr is 0.00031, above lr, which is 0.0003"),
         (dict(form="constant", min_lr=1e-5), 'min_lr is 1e-05, and a rate of the form "constant" never falls'),
+        (dict(form="inverse_sqrt", min_lr=1e-5), 'min_lr is 1e-05, and a rate of the form "inverse_sqrt" has no end'),
+        (dict(num_stable_steps=-1), "num_stable_steps is -1 of type int: .* 0 or more"),
+        (dict(num_stable_steps=None), "num_stable_steps is None"),
+        (dict(form="constant", num_stable_steps=5), 'num_stable_steps is 5, and a rate of the form "constant" never'),
+        (dict(timescale=5), 'timescale is 5, and the form "cosine" has none: leave it out'),
+        (dict(form="inverse_sqrt", timescale=0), "timescale is 0 of type int"),
+        (dict(waits_for_dropped=1), "waits_for_dropped is 1: expected True or False"),
+        (dict(waits_for_dropped="no"), "waits_for_dropped is 'no': expected True or False"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
