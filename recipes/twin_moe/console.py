@@ -7,13 +7,26 @@ whatever the console is: in another encoding, full, closed, or a pipe that nobod
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
+
+from trimtab.checkpoint import RoundTrip
 
 Tell = Callable[[str], None]
 """What to do with a line."""
+
+
+_WIDTH: Final = 120
+
+_MOST_BYTES: Final = 3
+"""Bytes that a line names of those that a model expects next."""
+
+_MOST_IN_FULL: Final = 1e5
+"""A figure of this size or more is told by its first digits."""
 
 
 def plain(text: str) -> str:
@@ -21,10 +34,22 @@ def plain(text: str) -> str:
     return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in text)
 
 
+def wrapped(text: str) -> str:
+    """The text in printable ASCII, in lines of at most 120 columns; a longer word, as a path, is not broken."""
+    return textwrap.fill(
+        plain(text),
+        _WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+
+
 def say(line: str) -> None:
     """Prints a line on standard output, and shows it at once; where that cannot be, nothing happens."""
     try:
-        sys.stdout.write(f"{plain(line)}\n")
+        sys.stdout.write(f"{wrapped(line)}\n")
         sys.stdout.flush()
     except OSError:
         _leave_standard_output()
@@ -62,7 +87,7 @@ def step_line(row: Mapping[str, Any]) -> str:
         f"step {row['step']:5d}  loss {_number(row['loss'], '.4f')}  ce {_number(row['ce'], '.4f')}  "
         f"lbl {_number(row['lbl'], '.3f')}  z {_number(row['z'], '.2f')}  xpop {_number(row['xpop'], '.4f')}  "
         f"lr {_number(row['lr'], '.2e')}  norm {_number(row['grad_norm'], '.2f')}  "
-        f"{_number(row['tokens_per_s'], ',.0f')} tok/s{skipped}{became}"
+        f"{_pace(row['tokens_per_s'])}{skipped}{became}"
     )
 
 
@@ -72,9 +97,8 @@ def eval_line(row: Mapping[str, Any]) -> str:
     return (
         f"eval step {row['step']}  ce {_number(row['eval_loss'], '.4f')} "
         f"(best {_number(row['best_eval'], '.4f')} at {_number(row['best_eval_step'], 'd')}, "
-        f"streak {_number(row['regress_streak'], 'd')})  z {_number(row['z'], '.2f')}  populations {shares}  "
-        f"dead {_number(row['dead_fraction'], '.2f')}  clipped {_number(row['clip_fraction'], '.2f')}  "
-        f"{_number(row['tokens_per_s'], ',.0f')} tok/s"
+        f"streak {_number(row['regress_streak'], 'd')})  z {_number(row['z'], '.2f')}  shares {shares}  "
+        f"dead_fraction {_number(row['dead_fraction'], '.2f')}  clipped {_number(row['clip_fraction'], '.2f')}"
     )
 
 
@@ -88,16 +112,38 @@ def best_in_words(best: Mapping[str, Any] | None) -> str:
     )
 
 
+def round_trip_line(result: RoundTrip) -> str:
+    """A checkpoint that was loaded again and is the training to the last bit; and the bytes that it expects next."""
+    line = f"round trip: {result.name} loads to the last bit"
+    probe = result.probe
+    if probe is None:
+        return line
+    if not probe.top_ids:
+        return f"{line}; {probe.num_nonfinite} of its logits are not finite"
+    likeliest = [
+        f"{chr(byte)!a} {share:.0%}" for byte, share in zip(probe.top_ids, probe.top_probabilities, strict=True)
+    ]
+    of = f"entropy {probe.entropy:.2f} of {math.log(probe.vocabulary_size):.2f} nats"
+    return f"{line}; it expects {', '.join(likeliest[:_MOST_BYTES])} next ({of})"
+
+
 def _number(value: Any, form: str) -> str:
     """A number; what is no finite one stands in the history as text, or is not known."""
     if isinstance(value, str):
         return value
-    return "-" if value is None else format(value, form)
+    if value is None:
+        return "-"
+    return format(value, ".3g" if abs(value) >= _MOST_IN_FULL and form.endswith("f") else form)
+
+
+def _pace(tokens_per_s: float | None) -> str:
+    return "- tok/s" if tokens_per_s is None else f"{tokens_per_s:,.0f} tok/s"
 
 
 def _leave_standard_output() -> None:
     """Lets standard output go nowhere: what is still in its buffer would fail once more when the process ends."""
     with contextlib.suppress(Exception):
+        there = sys.stdout.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, there)
         os.close(nowhere)

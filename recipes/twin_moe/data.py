@@ -219,7 +219,7 @@ def eval_batches(config: DataConfig) -> list[Batch]:
         row = next((row for row in part if not _stands_in(training, windows.bytes_of(row))), None)
         if row is None:
             raise ConfigError(
-                f"data.num_eval_batches: found {config.num_eval_batches}, but the held-out rows {part[0]} to {part[-1]} "
+                f"data.num_eval_batches: found {config.num_eval_batches}, but held-out rows {part[0]} to {part[-1]} "
                 "stand in files that are trained on: give fewer."
             )
         rows.append(row)

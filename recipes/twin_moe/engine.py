@@ -7,8 +7,9 @@ where a router's load has to be known (`recipes.twin_moe.model`); the schedule a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +72,7 @@ class Engine:
 
     while engine.step < config.num_steps:
         engine.train_step()
-    engine.evaluate(), engine.save(checkpointer)
+    engine.evaluate(), engine.save(checkpointer, best_eval=engine.best_eval())
 
     Attributes:
         config: The settings.
@@ -200,8 +201,13 @@ class Engine:
 
     # Checkpoints.
 
-    def save(self, checkpointer: Checkpointer) -> CheckpointInfo | None:
+    def save(self, checkpointer: Checkpointer, *, best_eval: Mapping[str, Any] | None) -> CheckpointInfo | None:
         """Saves everything that decides how training goes on; waits for the device and the disk.
+
+        Args:
+            checkpointer: What saves it.
+            best_eval: For the person who goes on from it, as `best_eval()` gives it; it decides nothing, and a figure
+                that cannot be told must not cost the save.
 
         Returns:
             What was saved; None where it failed, which was said.
@@ -214,7 +220,7 @@ class Engine:
             run=self.run,
             loss=self.loss,
             data={"next_micro_batch": self.step * self.config.accumulation},
-            best_eval=self.best_eval(),
+            best_eval=best_eval,
             config=asdict(self.config),
         )
 
@@ -232,9 +238,10 @@ class Engine:
             CheckpointError: It cannot be gone on from.
             ConfigError: It is at another place of the data than its step says.
         """
-        resumed = checkpointer.load(
-            checkpoint, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, run=self.run, lr=lr
-        )
+        with _without_notes():
+            resumed = checkpointer.load(
+                checkpoint, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, run=self.run, lr=lr
+            )
         found, expected = resumed.data, {"next_micro_batch": resumed.step * self.config.accumulation}
         if not isinstance(found, Mapping) or dict(found) != expected:
             raise ConfigError(
@@ -250,14 +257,15 @@ class Engine:
         Raises:
             CheckpointError: It is not whole, or of another model.
         """
-        return checkpointer.load(checkpoint, model=self.model)
+        with _without_notes():
+            return checkpointer.load(checkpoint, model=self.model)
 
     def round_trip(self, checkpoint: CheckpointInfo) -> RoundTrip:
         """Loads what was just saved into parts made afresh, compares bit for bit, probes, and records what came of it.
 
         The training and its random numbers stay as they are. Takes memory for a second model with its moments.
         """
-        with self._autocast():  # for the probe; nothing else computes
+        with _without_notes(), self._autocast():  # for the probe; nothing else computes
             return round_trip(
                 checkpoint,
                 build=lambda: build_parts(self.config, device=self.device),
@@ -292,3 +300,15 @@ class Engine:
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Keeps Trimtab from telling what the trainer tells in its own words; warnings are told all the same."""
+    logger = logging.getLogger("trimtab.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -13,7 +13,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 from recipes.twin_moe.console import Tell, reason
 
@@ -57,6 +58,17 @@ class History:
                 data = data[written:]
         except Exception as error:  # noqa: BLE001 - telemetry never costs a save
             self._say_failure(error)
+
+    def __enter__(self) -> Self:
+        """Opens it."""
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Lets it go."""
+        self.close()
 
     def close(self) -> None:
         """Lets the file go; a second call does nothing."""
@@ -123,7 +135,7 @@ def _row(line: bytes) -> Mapping[str, Any] | None:
     """A row; None where a killed process tore the line, or it is nothing of ours."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, Mapping) else None
 

@@ -16,6 +16,7 @@ import torch
 
 import trimtab
 from recipes.twin_moe.engine import Engine, Evaluated, Measured
+from recipes.twin_moe.segments import Start, path_of
 from trimtab import memory
 
 SCALES: Final[Mapping[str, str]] = {
@@ -36,15 +37,16 @@ def fetch(measured: Sequence[Measured]) -> list[list[float]]:
     return torch.stack([step.sums for step in measured]).cpu().tolist()
 
 
-def segment_row(engine: Engine, *, segment: int, begins_at_step: int, resumed_from: str | None) -> dict[str, Any]:
+def segment_row(engine: Engine, *, start: Start, begins_at_step: int) -> dict[str, Any]:
     """What the rows behind it are of: of each call that trains, one."""
     return {
         "kind": "segment",
-        "segment": segment,
+        "segment": start.segment.number,
         "run_id": engine.run.run_id,
         "preset": engine.config.preset,
         "begins_at_step": begins_at_step,
-        "resumed_from": resumed_from,
+        "resumed_from": None if start.resume is None else str(path_of(start.resume)),
+        "weights_from": None if start.weights is None else str(path_of(start.weights)),
         "scales": dict(SCALES),
         "settings": asdict(engine.config),
         "device": str(engine.device),

@@ -211,6 +211,6 @@ def _picked(folder: Path) -> CheckpointInfo:
     except CheckpointError:
         instead = "There is no healthy one before it: begin the next segment with --fresh"
     raise CheckpointError(
-        f"{info.path}, the newest checkpoint, is not healthy: {why}. {instead}, or from the newest all the same with "
-        f"--resume-from {info.path}."
+        f"{info.path}, the newest checkpoint, is not healthy. {instead}, or from the newest all the same with "
+        f"--resume-from {info.path}. Why: {why}."
     )

@@ -140,7 +140,7 @@ def study(
         tell(stopped_by)
     found = _read(arms, config, out=out, num_steps=reached, stopped_by=stopped_by, device=device, errors=errors)
     _write(found, out)
-    for line in (*table_lines(found.arms, is_markdown=False), *spread_lines(found.arms)):
+    for line in (*table_lines(found.arms, is_markdown=False), *spread_lines(found.arms), *_ended_early(found)):
         tell(line)
     tell(f"written: {out / 'study.json'}, study.md and study.png beside it")
     return found
@@ -203,7 +203,6 @@ def _write(found: Study, out: Path) -> None:
     (out / "study.json").write_text(document + "\n", encoding="ascii")
     title = f"{found.preset}, {found.num_steps} steps, {found.device}: the z weight"
     draw_study(found.arms, out / "study.png", title=title)
-    ended = [f"{arm.folder} ended early: {arm.ended_by}" for arm in found.arms if arm.ended_by is not None]
     page = [
         f"# {title}",
         "",
@@ -212,13 +211,17 @@ def _write(found: Study, out: Path) -> None:
         "",
         LEGEND,
         "",
-        *(f"* {line}" for line in (*spread_lines(found.arms), *ended)),
+        *(f"* {line}" for line in (*spread_lines(found.arms), *_ended_early(found))),
         "",
         "![What each weight did](study.png)",
         "",
         ", ".join(f"{name} {version}" for name, version in found.versions.items()),
     ]
     (out / "study.md").write_text("\n".join(page) + "\n", encoding="ascii", errors="backslashreplace")
+
+
+def _ended_early(found: Study) -> list[str]:
+    return [f"{arm.folder} ended early: {arm.ended_by}" for arm in found.arms if arm.ended_by is not None]
 
 
 def _device_name(device: str | None) -> str:
@@ -230,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Reads the command line and makes the study.
 
     Returns:
-        0: done; 1: a log cannot be read; 2: usage; 130: interrupted.
+        0: done; 1: an arm ended early, or its log cannot be read; 2: usage; 130: interrupted.
     """
     parser = argparse.ArgumentParser(prog="python -m recipes.twin_moe.study", description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", choices=sorted(WEIGHTS), default="tiny")
@@ -254,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     if on_cpu and options.device is None and MINUTES[options.preset] is not None:
         parser.error(f"--preset {options.preset} is for a GPU, and there is none; --device cpu trains it all the same")
     try:
-        study(
+        found = study(
             config,
             out=options.out,
             arms=plan(weights, options.extra, seeds=range(config.seed, config.seed + num_seeds)),
@@ -269,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, trimtab.TrimtabError) as error:
         sys.stderr.write(f"{error}\n")
         return 2 if isinstance(error, ConfigError) else 1
-    return 0
+    return 1 if _ended_early(found) else 0
 
 
 def _count(text: str) -> int:

@@ -38,7 +38,8 @@ GRACE_S: Final = 10.0
 """Seconds that an interrupted arm has to close its log, before it is ended."""
 
 _EVALUATION: Final = "eval "
-"""How a line begins that tells of an evaluation; the others of a training are too many for several side by side."""
+"""How a line begins that tells of an evaluation; the others, and what stands behind its loss, are too much of several
+arms at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,8 @@ def _train_arm(
 
 def _tell_evaluation(line: str, *, arm: Arm, tell: Callable[[str], None]) -> None:
     if line.startswith(_EVALUATION):
-        tell(f"z {weight_name(arm.z_weight)}  seed {arm.seed}  {line.removeprefix(_EVALUATION)}")
+        loss, bracket, _ = line.removeprefix(_EVALUATION).partition(")")
+        tell(f"z {weight_name(arm.z_weight)}  seed {arm.seed}  {loss}{bracket}")
 
 
 @contextmanager

@@ -15,28 +15,28 @@ from recipes.twin_moe.study_reading import ArmResult, Layers, mean, weight_name
 _HEADINGS: Final = (
     "z weight",
     "seed",
-    "steps",
-    "eval: last",
+    "eval",
     "best",
     "behind",
-    "router z: first",
-    "last",
-    "token H, least",
-    "load H, least",
-    "MaxVio, worst",
-    "first warning",
+    "z first",
+    "z last",
+    "token H",
+    "load H",
+    "MaxVio",
+    "warning",
     "evals fell",
-    "difference",
+    "ahead",
 )
+"""Short: the console is 120 columns wide."""
 
 LEGEND: Final = (
-    "eval: cross-entropy on held-out text, nats a byte, at the last step and at its best. behind: the last one, minus "
-    "the lowest last one of this seed in the sweep. router z: mean over layers, in the first report and in the last. "
-    "token H and load H: the least token entropy (confidence) and load entropy (balance) of a layer in the last "
-    "report, nats. MaxVio: of the worst layer in the last report. first warning: the first finding about routers that "
-    "is more than a notice. evals fell: the first evaluation of three worse ones in a row, and the one at which that "
-    "is called. difference: steps from the warning to the first of them. x: outside of the sweep. !: a finding that "
-    "marks checkpoints."
+    "eval: cross-entropy on held-out text, nats a byte, at the last step; best: at its best. behind: eval, minus the "
+    "lowest one of this seed in the sweep. z: router z, mean over layers, in the first report and in the last. "
+    "token H, load H: the least token entropy (confidence) and load entropy (balance) of a layer in the last report, "
+    "nats. MaxVio: of the worst layer in the last report. warning: the first finding about routers that is more than a "
+    "notice, with its step; ! marks checkpoints. evals fell: the first of three evaluations in a row that are each "
+    "worse than the one before, and in brackets the one at which the watch calls it. ahead: steps from the warning to "
+    "the first of them. x: outside of the sweep."
 )
 
 
@@ -83,7 +83,6 @@ def _cells(arm: ArmResult, *, behind: float | None) -> tuple[str, ...]:
     return (
         weight_name(arm.z_weight) + ("" if arm.in_sweep else " x"),
         str(arm.seed),
-        str(arm.num_steps),
         _number(arm.final_eval, digits=4),
         _number(arm.best_eval, digits=4),
         _number(behind, digits=4),
@@ -93,7 +92,7 @@ def _cells(arm: ArmResult, *, behind: float | None) -> tuple[str, ...]:
         _number(_of_report(routers.load_entropy, -1, min), digits=3),
         _number(_of_report(routers.max_vio, -1, max), digits=3),
         "none" if warning is None else f"{warning.step} {warning.kind}{'!' if warning.marks_unhealthy else ''}",
-        "none" if fall is None else f"{fall.step} (called at {fall.said_step})",
+        "none" if fall is None else f"{fall.step} ({fall.said_step})",
         "-" if arm.lead_steps is None else f"{arm.lead_steps:+d}",
     )
 

@@ -15,6 +15,7 @@ from recipes.twin_moe.console import Tell, eval_line, reason, step_line
 from recipes.twin_moe.engine import Engine, Measured
 from recipes.twin_moe.history import History
 from recipes.twin_moe.rows import eval_row, fetch, segment_row, step_row
+from recipes.twin_moe.segments import Start
 
 _Result = TypeVar("_Result")
 
@@ -25,16 +26,15 @@ class Telemetry:
     Args:
         engine: The training.
         history: Where rows go.
-        segment: The number of its segment.
-        resumed_from: The checkpoint that it goes on from, as text; None: it begins.
+        start: How it starts.
         tell: What to do with a line for the person who waits.
     """
 
-    def __init__(self, engine: Engine, history: History, *, segment: int, resumed_from: str | None, tell: Tell) -> None:
+    def __init__(self, engine: Engine, history: History, *, start: Start, tell: Tell) -> None:
         self._engine = engine
         self._history = history
-        self._segment = segment
-        self._resumed_from = resumed_from
+        self._start = start
+        self._segment = start.segment.number
         self._tell = tell
         self._begins_at_step = engine.step + 1
         self._has_begun = False
@@ -59,6 +59,10 @@ class Telemetry:
         """Evaluates, and writes and tells what it says. Raises nothing but a guard's lock-up."""
         self.contained("evaluation", self._evaluate)
         self.resume_clock()
+
+    def best_eval(self) -> dict[str, Any] | None:
+        """The best evaluation, for a checkpoint; None where there was none, or it cannot be told."""
+        return self.contained("best evaluation", self._engine.best_eval)
 
     def resume_clock(self) -> None:
         """Leaves the time that an evaluation or a save took out of the tokens a second."""
@@ -115,9 +119,8 @@ class Telemetry:
         return [
             segment_row(
                 self._engine,
-                segment=self._segment,
+                start=self._start,
                 begins_at_step=self._begins_at_step,
-                resumed_from=self._resumed_from,
             )
         ]
 

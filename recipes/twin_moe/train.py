@@ -21,10 +21,11 @@ import torch
 import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.config import TwinConfig, presets, read_preset
-from recipes.twin_moe.console import Tell, best_in_words, plain, reason, say, telling
+from recipes.twin_moe.console import Tell, best_in_words, reason, round_trip_line, say, telling, wrapped
 from recipes.twin_moe.engine import Engine
-from recipes.twin_moe.history import NAME, History
-from recipes.twin_moe.segments import Start, choose_start, path_of
+from recipes.twin_moe.folder import Hold
+from recipes.twin_moe.history import NAME, History, newest_call
+from recipes.twin_moe.segments import Start, choose_start, left_behind, path_of
 from recipes.twin_moe.settings import ASKABLE, Settings, asked_for, going_on, option
 from recipes.twin_moe.telemetry import Telemetry
 from trimtab.checkpoint import Checkpointer, CheckpointInfo, RoundTrip, saved_config
@@ -84,7 +85,8 @@ def train(
         What it came to.
 
     Raises:
-        ConfigError: What was asked for makes no sense, or is not what the folder was trained with.
+        ConfigError: What was asked for makes no sense, or is not what the folder was trained with; or nothing can be
+            saved there, or another process trains there.
         CheckpointError: The checkpoint to go on from is unhealthy and was not named, or none is whole.
     """
     tell = telling(tell)
@@ -92,8 +94,12 @@ def train(
     with Hold(out, tell=tell) as hold:
         start = choose_start(out, resume_from=resume_from, base_checkpoint=base_checkpoint, fresh=fresh)
         settings = _settings(config, start, asked or {})
-        for remark in _remarks(out, start, settings, is_plain=resume_from is None and not fresh):
+        for remark in start.remarks:
             tell(remark)
+        if resume_from is None and not fresh:
+            behind = left_behind(start, newest_call(out / NAME, segment=start.segment.number))
+            if behind is not None:
+                tell(behind)
         if start.resume is not None and start.step >= last:
             end = "the last" if stop_at is None else "--stop-at"
             tell(f"nothing to train: {path_of(start.resume)} is behind step {start.step}, and {end} is {last}")
@@ -101,7 +107,10 @@ def train(
         place = _device(device)
         hold.make_ready(start.segment.folder)
         with History(out / NAME, tell=tell) as history, make_engine(settings.config, out=out, device=place) as engine:
+            for remark in settings.remarks:
+                tell(remark)
             checkpointer = _begin(engine, start, settings, tell=tell)
+            start.segment.folder.mkdir(exist_ok=True)  # before its first save: a call after a kill begins it again
             telemetry = Telemetry(engine, history, start=start, tell=tell)
             return _train(engine, checkpointer, telemetry, start=start, last=last, tell=tell)
 
@@ -167,7 +176,7 @@ def _train(
             if evaluates:
                 telemetry.evaluate()
             if saves:
-                saved = engine.save(checkpointer)
+                saved = engine.save(checkpointer, best_eval=telemetry.best_eval())
                 telemetry.resume_clock()
     except KeyboardInterrupt:
         telemetry.flush(tells=True)
@@ -176,6 +185,8 @@ def _train(
     if saved is not None:
         checkpoint = saved
         checked = telemetry.contained("round trip", lambda: engine.round_trip(checkpoint))
+        if checked is not None and checked.same:  # else Trimtab has said what differs
+            tell(round_trip_line(checked))
     engine.close()
     where = "was not saved" if saved is None else f"is {start.segment.folder / saved.path.name}"
     tell(f"step {last} of {config.num_steps} is done; its checkpoint {where}")
@@ -192,7 +203,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Reads the command line and trains.
 
     Returns:
-        0: done; 1: the checkpoint at the end could not be saved, or none could be gone on from; 2: usage.
+        0: done; 1: the checkpoint at the end could not be saved, or none could be gone on from; 2: usage, or a folder
+        that cannot be saved to; 130: interrupted.
     """
     options = _options(arguments)
     try:
@@ -252,7 +264,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _complain(error: Exception) -> None:
     """Tells an error on standard error, where that is there to be written to."""
     try:
-        sys.stderr.write(f"{plain(str(error))}\n")
+        sys.stderr.write(f"{wrapped(str(error))}\n")
     except Exception:  # noqa: BLE001 - the exit status says it too
         return
 

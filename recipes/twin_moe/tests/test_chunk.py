@@ -111,8 +111,11 @@ def test_what_is_behind_is_not_trained_again(halfway):
     for stop_at in (60, 30):
         ended = train(small(), out=halfway, stop_at=stop_at, tell=lines.append)
         assert (ended.step, ended.num_steps) == (60, 0)
-    assert all(line.startswith("nothing to train: ") and "step 60" in line for line in lines)
-    assert len(lines) == 2
+    newest = halfway / "segment_1" / "step_60"
+    assert lines == [
+        f"nothing to train: {newest} is behind step 60, and --stop-at is 60",
+        f"nothing to train: {newest} is behind step 60, and --stop-at is 30",
+    ]
     assert checksums(halfway) == before
 
 
@@ -211,9 +214,10 @@ def test_a_plain_resume_after_a_collapse_is_refused_and_names_the_last_healthy_c
     with pytest.raises(CheckpointError) as refused:
         quietly(small(), collapsed)
     said = str(refused.value)
-    assert said.startswith(f"{collapsed / 'segment_1' / 'step_60'}, the newest checkpoint, is not healthy: ")
+    newest, healthy = (collapsed / "segment_1" / f"step_{step}" for step in (60, 30))
+    # what to do comes first: reasons are long
+    assert said.startswith(f"{newest}, the newest checkpoint, is not healthy. The last healthy one is {healthy}: ")
     assert "blocks.1.router" in said
-    assert f"The last healthy one is {collapsed / 'segment_1' / 'step_30'}: " in said
     assert checksums(collapsed) == before
 
 
@@ -253,6 +257,100 @@ def test_what_goes_on_from_the_healthy_checkpoint_is_the_training_that_never_col
     ended = quietly(small(), out, stop_at=46)
     assert (ended.step, ended.num_steps) == (46, 2)
     assert trained(out, "step")[:46] == trained(whole[0], "step")[:46]
+
+
+# Ended before the first save.
+
+
+def ended_before_it_saved(out, *, num_steps=3, **settings):
+    """A call that is ended after some steps; it would save at the end of the schedule alone."""
+
+    def end(engine):
+        if len(steps) == num_steps:
+            raise KeyboardInterrupt
+        steps.append(engine.step)
+
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        quietly(replace(small(), save_every=120), out, make_engine=engine_with(end), **settings)
+
+
+def lines_of(out, **settings):
+    lines = []
+    return train(small(), out=out, tell=lines.append, **settings), lines
+
+
+@pytest.mark.parametrize("stop_at", [62, 60], ids=["training goes on", "nothing to train"])
+def test_a_rewind_that_was_ended_before_it_saved_is_said_with_both_ways_on(halfway, stop_at):
+    # given
+    older = halfway / "segment_1" / "step_30"
+    ended_before_it_saved(halfway, resume_from=older)
+    # when
+    ended, lines = lines_of(halfway, stop_at=stop_at)
+    # then
+    assert ended.step == stop_at
+    assert lines[0] == (
+        f"the last call here went back to {older} and was ended before it saved: this one goes on from step_60; "
+        f"--resume-from {older} does that again"
+    )
+    # and: once training goes on the other way, no more
+    if stop_at == 62:
+        assert not any("went back" in line for line in lines_of(halfway, stop_at=63)[1])
+
+
+def test_a_rewind_that_saved_is_gone_on_with_and_nothing_is_said(halfway):
+    # given
+    older = halfway / "segment_1" / "step_30"
+    quietly(small(), halfway, resume_from=older, stop_at=40)
+    # then
+    ended, lines = lines_of(halfway, stop_at=41)
+    assert (ended.num_steps, [line for line in lines if "went back" in line]) == (1, [])
+
+
+def test_a_second_rewind_to_the_same_step_that_did_not_save_is_told_from_the_first_one_that_did(halfway):
+    # given
+    older = halfway / "segment_1" / "step_30"
+    quietly(small(), halfway, resume_from=older, stop_at=40)
+    ended_before_it_saved(halfway, resume_from=older)
+    # then
+    _, lines = lines_of(halfway, stop_at=41)
+    assert f"this one goes on from step_40; --resume-from {older} does that again" in lines[0]
+
+
+def test_a_rewind_that_trained_beyond_what_it_left_behind_and_did_not_save_is_said_too(halfway):
+    older = halfway / "segment_1" / "step_30"
+    ended_before_it_saved(halfway, num_steps=33, resume_from=older)
+    _, lines = lines_of(halfway, stop_at=61)
+    assert f"this one goes on from step_60; --resume-from {older} does that again" in lines[0]
+
+
+def test_a_plain_call_that_was_ended_before_it_saved_leaves_nothing_behind(halfway, whole):
+    ended_before_it_saved(halfway)
+    ended, lines = lines_of(halfway, stop_at=61)
+    assert (ended.num_steps, lines[0].partition(" ")[0]) == (1, "resumes")
+
+
+def test_a_fresh_segment_that_was_ended_before_it_saved_is_begun_again(halfway):
+    ended_before_it_saved(halfway, fresh=True)
+    ended, lines = lines_of(halfway, stop_at=2)
+    assert (ended.segment, ended.num_steps) == (2, 2)
+    assert lines[0].startswith("begins segment 2 in ")
+
+
+@pytest.mark.parametrize("option", ["resume_from", "base_checkpoint"])
+def test_a_branch_that_was_ended_before_it_saved_is_said_where_a_plain_call_begins_anew(halfway, tmp_path, option):
+    # given
+    out, source = tmp_path / "branch", halfway / "segment_1" / "step_60"
+    ended_before_it_saved(out, **{option: source})
+    # when
+    ended, lines = lines_of(out, stop_at=2)
+    # then
+    spelled = {"resume_from": "--resume-from", "base_checkpoint": "--base-ckpt"}[option]
+    assert (ended.step, ended.num_steps) == (2, 2)
+    assert lines[0] == (
+        f"the last call here began from {source} and was ended before it saved: this one begins anew; "
+        f"{spelled} {source} does that again"
+    )
 
 
 # Segments.

@@ -56,6 +56,7 @@ def test_a_file_is_read_into_its_settings_and_the_terms_weights_have_defaults(re
         ("lr: 1.0e-3", "lr: 1.0e-3\n  z_weight: 1e-4", "optim.z_weight: found '1e-4', expected a finite number. YAML"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  z_weight: -1.0e-4", "optim.z_weight: found -0.0001, expected 0 or more"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  min_lr: 1.0e-2", "optim.min_lr: found 0.01, expected at most lr, 0.001"),
+        ("lr: 1.0e-3", "lr: yes", "optim.lr: found True, expected a finite number"),
         ("lr: 1.0e-3", "lr: 0", "optim.lr: found 0.0, expected a number above 0"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  max_grad_norm: 0", "optim.max_grad_norm: found 0.0, expected a number above 0"),
         ("lr: 1.0e-3", "lr: 1.0e-3\n  warmup_steps: 30", "optim.warmup_steps: found 30, expected less than num_steps"),
@@ -80,10 +81,10 @@ def test_what_a_file_cannot_mean_is_said(read, old, new, said):
 
 
 def test_a_preset_that_there_is_no_file_for_is_refused():
-    with pytest.raises(ConfigError, match=r"no preset 'huge' in .*: use one of local140a50, tiny"):
+    with pytest.raises(ConfigError, match=r"no preset 'huge' in .*: use one of .*\btiny\b"):
         read_preset("huge")
 
 
-def test_there_are_two_presets_and_both_are_read():
-    assert presets() == ["local140a50", "tiny"]
+def test_every_preset_is_read():
+    assert {"local140a50", "tiny"} <= set(presets())
     assert [read_preset(name).preset for name in presets()] == presets()

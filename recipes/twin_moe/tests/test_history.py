@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import trimtab
-from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.engine import Engine
-from recipes.twin_moe.history import History
+from recipes.twin_moe.history import History, newest_call
 from recipes.twin_moe.rows import fetch, step_row
 from recipes.twin_moe.tests.small_twin import history, logs, small
 from recipes.twin_moe.train import train
+from trimtab.checkpoint import Checkpointer
 from trimtab.watched import EVALUATION_EVENT
 
 STEP_COLUMNS = {
@@ -126,19 +126,7 @@ def test_a_row_that_a_disk_took_in_part_is_closed_once_there_is_room_again(tmp_p
     assert len(lines) == 1
 
 
-def test_a_second_process_is_kept_out_while_one_writes(tmp_path):
-    # given
-    path = tmp_path / "history.jsonl"
-    first = opened(path)
-    # then
-    with pytest.raises(ConfigError, match="another process"):
-        opened(path)
-    # and: once it has ended
-    first.close()
-    opened(path).close()
-
-
-def test_a_folder_that_cannot_be_made_costs_rows_and_nothing_else(tmp_path):
+def test_a_file_that_cannot_be_opened_costs_rows_and_nothing_else(tmp_path):
     # given
     (tmp_path / "file").write_text("")
     lines = []
@@ -148,6 +136,28 @@ def test_a_folder_that_cannot_be_made_costs_rows_and_nothing_else(tmp_path):
     writer.close()
     # then
     assert len(lines) == 1
+
+
+def test_the_newest_call_of_a_segment_is_read_also_between_torn_lines(tmp_path):
+    # given
+    path = tmp_path / "history.jsonl"
+    path.write_text(
+        '{"kind": "segment", "segment": 1, "begins_at_step": 1, "resumed_from": null}\n'
+        '{"kind": "step", "segment": 1, "step": 60}\n{"kind": "st\n[3]\n'
+        '{"kind": "segment", "segment": 1, "begins_at_step": 21, "resumed_from": "a/step_20"}\n'
+        '{"kind": "segment", "segment": 2, "begins_at_step": 1, "weights_from": "b/step_9"}\n'
+        '{"kind": "step", "segment": 2, "step": 3}\n{"kind": "step", "segment": 1, "step": 21}\n'
+    )
+    # then
+    assert newest_call(path, segment=1) == ("a/step_20", None, 21, 21)
+    assert newest_call(path, segment=2) == (None, "b/step_9", 1, 3)
+    assert newest_call(path, segment=3) is None
+
+
+def test_what_is_no_file_has_no_newest_call(tmp_path):
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    assert newest_call(tmp_path / "endless", segment=1) is None
+    assert newest_call(tmp_path / "none", segment=1) is None
 
 
 # The rows.
@@ -161,6 +171,7 @@ def test_a_call_writes_its_segment_then_steps_in_order_then_evaluations_where_th
     segments = [row for row in rows if row["kind"] == "segment"]
     assert [(row["segment"], row["begins_at_step"]) for row in segments] == [(1, 1), (1, 31), (2, 1)]
     assert [row["resumed_from"] for row in segments] == [None, str(out / "segment_1" / "step_30"), None]
+    assert [row["weights_from"] for row in segments] == [None, None, None]
     assert [row["run_id"] for row in segments] == [first.name, first.name, second.name]
     assert segments[0]["settings"]["optim"]["z_weight"] == small().optim.z_weight
     assert "mean over layers" in segments[0]["scales"]["z"]
@@ -174,6 +185,7 @@ def test_a_call_writes_its_segment_then_steps_in_order_then_evaluations_where_th
 
 def test_every_row_has_every_column(trained):
     for row in history(trained[0]):
+        assert row["run_id"] in {log.name for log in trained[1]}
         if row["kind"] == "step":
             assert row.keys() == STEP_COLUMNS
         if row["kind"] == "eval":
@@ -289,6 +301,26 @@ def test_an_evaluation_that_raises_is_said_once_and_costs_neither_a_step_nor_a_s
     assert [line for line in lines if "ZeroDivisionError" in line] == [
         "evaluation failed at step 15: ZeroDivisionError: division by zero. Training and saves go on; this is not said "
         "again"
+    ]
+
+
+def test_a_best_evaluation_that_cannot_be_told_costs_no_save(tmp_path):
+    # given
+    lines = []
+
+    class Forgetful(Engine):
+        def best_eval(self):
+            raise RuntimeError("the watch has lost it")
+
+    # when
+    result = train(small(), out=tmp_path, stop_at=31, tell=lines.append, make_engine=Forgetful)
+    # then
+    assert result.checkpoint.path.name == "step_31"
+    assert result.round_trip.same
+    assert Checkpointer(tmp_path / "segment_1").pick().step == 31
+    assert [line.partition(" failed at ")[0] for line in lines if " failed at " in line] == [
+        "evaluation",
+        "best evaluation",
     ]
 
 

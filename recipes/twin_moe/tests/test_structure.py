@@ -153,7 +153,7 @@ def test_a_checkpoint_has_all_that_decides_how_training_goes_on(tmp_path):
         for _ in range(15):
             engine.train_step()
         engine.run.evaluation(engine.evaluate().ce)
-        checkpoint = engine.save(Checkpointer(tmp_path / "segment_1"))
+        checkpoint = engine.save(Checkpointer(tmp_path / "segment_1"), best_eval=engine.best_eval())
     deciding = {"model", "optimizer", "step", "rng", "scheduler", "data", "guard", "watch"}
     assert deciding | {"loss", "best_eval", "config"} <= set(checkpoint.parts)
     assert checkpoint.missing == ()

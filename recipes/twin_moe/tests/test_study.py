@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import recipes.twin_moe.study
+import recipes.twin_moe.study_arm
 import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.study import main, study
@@ -129,7 +132,8 @@ def test_the_picture_is_a_png_of_the_stated_size_and_the_page_has_a_line_an_arm(
     assert [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:] == ["1e-4", "10"]
     assert "![What each weight did](study.png)" in page
     assert all(line.isascii() for line in lines)
-    assert any(line.startswith("z 1e-4  seed 0  step 15") for line in lines)
+    assert all(len(line) <= 120 for line in lines if str(out) not in line)
+    assert any(re.fullmatch(r"z 1e-4  seed 0  step 15  ce \S+ \(best \S+ at 15, streak 0\)", line) for line in lines)
     assert [line.split()[0] for line in table_lines(found.arms, is_markdown=False)[1:]] == ["1e-4", "10"]
 
 
@@ -269,8 +273,8 @@ def test_an_arm_that_dies_is_marked_before_its_evaluations_fall(tmp_path):
     assert (none.num_steps, none.final_eval, none.first_warning, none.fall) == (0, None, None, None)
     lines = table_lines([none, dying], is_markdown=True)
     first, second = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:])
-    assert first[-3:] == ["80 collapse!", "120 (called at 160)", "+40"]
-    assert second == ["10 x", "0", "0", *["-"] * 8, "none", "none", "-"]
+    assert first[-3:] == ["80 collapse!", "120 (160)", "+40"]
+    assert second == ["10 x", "0", *["-"] * 8, "none", "none", "-"]
     only_warned = tuple(one for one in dying.findings if one.kind != "eval_regression")
     pictures = set()
     for place, findings in enumerate((dying.findings, only_warned, ())):
@@ -278,6 +282,29 @@ def test_an_arm_that_dies_is_marked_before_its_evaluations_fall(tmp_path):
         assert shape_of_png(tmp_path / f"{place}.png") == SIZE_PIXELS
         pictures.add((tmp_path / f"{place}.png").read_bytes())
     assert len(pictures) == 3
+
+
+def test_an_arm_that_the_guard_gives_up_on_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    # given
+    def give_up(config, **arguments):
+        if config.optim.z_weight == 10:
+            raise trimtab.GuardLockupError("8 in a row\nare spikes")
+        return train(config, **arguments)
+
+    monkeypatch.setattr(recipes.twin_moe.study, "read_preset", lambda name: small())
+    monkeypatch.setattr(recipes.twin_moe.study_arm, "train", give_up)
+    # when
+    status = main(
+        ["--out", str(tmp_path), "--weights", "10", "1e-4", "--seeds", "1", "--steps", "15", "--processes", "1"]
+    )
+    # then
+    assert status == 1
+    assert "arms/z_10_seed_0 ended early: 8 in a row are spikes" in capsys.readouterr().out.splitlines()
+    document = json.loads((tmp_path / "study.json").read_text(encoding="ascii"))
+    assert [(arm["z_weight"], arm["num_steps"], arm["ended_by"]) for arm in document["arms"]] == [
+        (1e-4, 15, None),
+        (10.0, 0, "8 in a row are spikes"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from trimtab.log.columns import SideColumns
 from trimtab.log.reader import Log
 from trimtab.router_summary import RouterSummary
 from trimtab.rules.health import HealthRules, JudgedEvent, ObservedStep, judge_event
+from trimtab.rules.said import Standing
 from trimtab.rules.watch_config import WatchConfig
 from trimtab.values import Event
 from trimtab.watched import (
@@ -61,13 +62,13 @@ class AtEnd:
 
     Attributes:
         findings: All that were made in it, in the order in which they were.
-        standing: Those that are not over, as they were seen last.
+        standing: Those that are not over, as they were seen last, and since when they stand.
         evaluations: By the dataset's name ("" where there is one only) `best`, `best_step` and `num_worse`.
         stretch: What its watch left of the stretch that was asked for.
     """
 
     findings: tuple[WatchFinding, ...] = ()
-    standing: tuple[WatchFinding, ...] = ()
+    standing: tuple[Standing, ...] = ()
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stretch: WatchedStretch = field(default_factory=WatchedStretch)
 
@@ -178,7 +179,7 @@ class _Judged:
     def at_end(self) -> AtEnd:
         """What is known of it now that all was taken."""
         evaluations = self.rules.figures()["evaluations"]
-        standing = self.rules.standing()
+        standing = self.rules.stands()
         return AtEnd(findings=tuple(self.findings), standing=standing, evaluations=evaluations, stretch=self.stretch)
 
     def take(self, placed: Placed) -> None:

@@ -1,12 +1,13 @@
 """What a watch left of a stretch of a run: its last report of routers, how far figures went, and when it looked.
 
 Enters: events and reports of a run, in its order. Leaves: `WatchedStretch`, for whoever judges that stretch. Invariant:
-a report that is past is let go.
+a report that is past is let go, but for the last few.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -16,6 +17,10 @@ from trimtab.watched import EVALUATION_EVENT, VITALS_EVENT, RouterReport, ZScale
 
 MAX_NAMES: Final = 65_536
 """Names of layers that are held: a log may be anybody's."""
+
+
+NUM_RECENT: Final = 3
+"""Reports that are held, the last one included: as many as `rules.router.persistence` lets a young router have."""
 
 
 class Span(NamedTuple):
@@ -73,6 +78,7 @@ class WatchedStretch:
 
     Attributes:
         report: The last report of routers; None without one.
+        recent: The last `NUM_RECENT` up to its end, also from before it, oldest first.
         names: Layers of all of them, `MAX_NAMES` at most.
         num_layers: Layers of all of them, each as often as it was told.
         steps: Steps at which there was a report.
@@ -86,6 +92,7 @@ class WatchedStretch:
     first_step: int = 1
     last_step: int = 0
     report: RouterReport | None = None
+    recent: deque[RouterReport] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     names: set[str] = field(default_factory=set)
     num_layers: int = 0
     steps: set[int] = field(default_factory=set)
@@ -110,6 +117,8 @@ class WatchedStretch:
 
     def take_report(self, report: RouterReport) -> None:
         """Takes a report of the routers."""
+        if report.step <= self.last_step:
+            self.recent.append(report)
         if not self.holds(report.step):
             return
         self.report = report

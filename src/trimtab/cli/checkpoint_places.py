@@ -42,7 +42,7 @@ def find_places(place: Path) -> Places:
     Raises:
         CheckpointError: It is none, or a checkpoint itself.
     """
-    if _is_checkpoint(place):
+    if is_checkpoint(place):
         raise CheckpointError(
             f"{plain(str(place))} is a checkpoint itself. List the folder that holds it, or check it with: "
             "trimtab ckpt verify PATH"
@@ -85,7 +85,7 @@ def one_folder(place: Path) -> tuple[Path, Entries, list[str]]:
     Raises:
         CheckpointError: Several below the one that was named hold checkpoints, and it holds none itself.
     """
-    if _is_checkpoint(place):
+    if is_checkpoint(place):
         return place, scan(place), []  # said well by `pick`
     places = find_places(place)
     folders = list(places.folders)
@@ -107,7 +107,7 @@ def checkpoints_at(place: Path) -> tuple[list[Path], tuple[Ignored, ...]]:
     Raises:
         CheckpointError: There is none.
     """
-    if _is_checkpoint(place) or not place.is_dir():
+    if is_checkpoint(place) or not place.is_dir():
         return [place], ()
     places = find_places(place)
     listed = [list_checkpoints(folder, entries=entries) for folder, entries in places.folders.items()]
@@ -120,5 +120,6 @@ def checkpoints_at(place: Path) -> tuple[list[Path], tuple[Ignored, ...]]:
     return found, places.passed_over
 
 
-def _is_checkpoint(place: Path) -> bool:
+def is_checkpoint(place: Path) -> bool:
+    """Whether a path is a checkpoint, and no folder of them."""
     return has_manifest(place) or (named(place) is not None and os.path.lexists(place))

@@ -6,8 +6,6 @@ of checkpoints above all.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +18,6 @@ from trimtab.log.reader import open_log
 from trimtab.resume.listing import list_checkpoints
 from trimtab.resume.names import named, scan
 from trimtab.text import plain
-from trimtab.values import RunHeader
 
 
 class RunPlace(NamedTuple):
@@ -40,8 +37,7 @@ class RunPlace(NamedTuple):
 def place_of_run(name: str) -> RunPlace | None:
     """The folder with the checkpoints of the run that a name stands for; None where it stands for none.
 
-    They are looked for in the output folder that the run was recorded into, the one that it named when it began, and
-    the folders in those.
+    They are looked for in the output folder that its log lies in, and the folders in that.
 
     Raises:
         CheckpointError: It is a run, and they are not there, or in several folders; says where to look.
@@ -51,21 +47,19 @@ def place_of_run(name: str) -> RunPlace | None:
         return None
     try:
         run_folder = Path(find_logs(name).paths[0])
-        header = open_log(run_folder).header
+        run_id = open_log(run_folder).header.run_id
     except LogError as error:
         _refuse_moved(name, error)
         return None  # of a name that is neither whoever looks for checkpoints says what it expected
-    run_id = header.run_id
     if run_id is None:
         return None
-    outs = outputs_of(run_folder, header)
-    place = folder_of_run(outs, run_id)
+    out = output_of(run_folder)
+    place = folder_of_run(out, run_id)
     if place is not None:
         return place
-    where = ", ".join(plain(str(out)) for out in outs)
     raise CheckpointError(
-        f"{plain(name)} is a run, and no checkpoint of it is in {where} or in the folders in there. Name the folder "
-        "that holds its checkpoints."
+        f"{plain(name)} is a run, and no checkpoint of it is in {plain(str(out))} or in the folders in there. Name the "
+        "folder that holds its checkpoints."
     )
 
 
@@ -93,26 +87,27 @@ def _refuse_moved(name: str, error: LogError) -> None:
         ) from error
 
 
-def outputs_of(run_folder: Path, header: RunHeader) -> tuple[Path, ...]:
-    """Where the checkpoints of a run are looked for: where it lies now, and the output folder that it named."""
-    here = run_folder.absolute().parent.parent
-    named = Path(header.out) if header.out else here
-    # By a link it may be the same one, whose checkpoints would be there twice.
-    return (here,) if _is_same(here, named) else (here, named)
+def output_of(run_folder: Path) -> Path:
+    """Where the checkpoints of a run are looked for: where it lies now.
+
+    The output folder that it named when it began is another one where it was copied since: of the checkpoints in there
+    nobody has asked.
+    """
+    return run_folder.absolute().parent.parent
 
 
-def folder_of_run(outs: Iterable[Path], run_id: str, *, how: str = "Name one") -> RunPlace | None:
-    """The folder, of some and of those in them, that holds checkpoints of a run; None where none does.
+def folder_of_run(out: Path, run_id: str, *, how: str = "Name one") -> RunPlace | None:
+    """The folder, itself or one in it, that holds checkpoints of a run; None where none does.
 
     Args:
-        outs: Where to look.
+        out: Where to look.
         run_id: The run.
         how: What to do where there are several.
 
     Raises:
         CheckpointError: Several do.
     """
-    places = [place for out in outs for place in _places_in(out, run_id)]
+    places = _places_in(out, run_id)
     if len(places) > 1:
         where = ", ".join(plain(str(place.folder)) for place in places)
         raise CheckpointError(f"Checkpoints of run {plain(run_id)} are in {len(places)} folders. {how}: {where}")
@@ -122,7 +117,7 @@ def folder_of_run(outs: Iterable[Path], run_id: str, *, how: str = "Name one") -
 def _places_in(out: Path, run_id: str) -> list[RunPlace]:
     try:
         folders = find_places(out).folders
-    except (CheckpointError, OSError, ValueError):  # a header may name what no system takes for a path
+    except (CheckpointError, OSError):
         return []
     places = []
     for folder, entries in folders.items():
@@ -130,10 +125,3 @@ def _places_in(out: Path, run_id: str) -> list[RunPlace]:
         if own:
             places.append(RunPlace(folder, run_id, max(own, key=lambda info: info.serial or 0).path))
     return places
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return os.path.realpath(one) == os.path.realpath(other)
-    except (OSError, ValueError):  # a header names whatever it likes
-        return False

@@ -10,9 +10,11 @@ import click
 from rich.console import Console
 
 from trimtab.analysis.lookup import find_logs
-from trimtab.cli.checkpoints_of_run import folder_of_run, outputs_of
+from trimtab.cli.checkpoint_places import is_checkpoint
+from trimtab.cli.checkpoints_of_run import folder_of_run, output_of
 from trimtab.cli.output import answer, json_option, refuse_logs
 from trimtab.cli.progress import with_progress
+from trimtab.errors import CheckpointError
 from trimtab.gates.judging import judge_chunk
 from trimtab.gates.values import GateReport
 from trimtab.log.folder import is_run_folder
@@ -39,7 +41,7 @@ EXIT_FAILED: Final = 3
     "--checkpoints",
     "checkpoints",
     metavar="DIR",
-    help="The folder that holds the checkpoints. [default: the run's output folder, or one in it]",
+    help="The folder that holds the checkpoints. [default: the output folder in which the log lies, or one in it]",
 )
 @click.option("--strict", is_flag=True, help="A gate of which nothing is known holds the next chunk back too.")
 @json_option("Write the gates as strict JSON; - for standard output, where nothing else is then printed.")
@@ -84,12 +86,12 @@ class _Place(NamedTuple):
 
     Attributes:
         folder: The folder that holds them; None where none was found.
-        looked_in: Where it was looked for.
+        looked_in: Where it was looked for; None: nowhere.
         newest: What is read of it, as far as that is known before the log was read; None where nothing is.
     """
 
     folder: Path | None
-    looked_in: tuple[Path, ...] = ()
+    looked_in: Path | None = None
     newest: Path | None = None
 
 
@@ -97,14 +99,20 @@ def _place_of(log: Log, named: str | None) -> _Place:
     """Looks for the folder with the run's checkpoints.
 
     Raises:
-        CheckpointError: The folder that was named cannot be listed, or several in it hold checkpoints of the run.
+        CheckpointError: The folder that was named is a checkpoint, or cannot be listed, or several in it hold
+            checkpoints of the run.
     """
     run_id = log.header.run_id
     if named is not None:
-        scan(Path(named))  # refused here, and not after the log was read
-        looked_in: tuple[Path, ...] = (Path(named),)
+        looked_in = Path(named)
+        if is_checkpoint(looked_in):
+            raise CheckpointError(
+                f"{plain(named)} is a checkpoint itself, and that of the chunk's last step is judged. Name the folder "
+                f"that holds it: --checkpoints {plain(str(looked_in.absolute().parent))}"
+            )
+        scan(looked_in)  # refused here, and not after the log was read
     elif is_run_folder(Path(log.path)):
-        looked_in = outputs_of(Path(log.path), log.header)
+        looked_in = output_of(Path(log.path))
     else:
         return _Place(None)
     found = None if run_id is None else folder_of_run(looked_in, run_id, how="Name one with --checkpoints")

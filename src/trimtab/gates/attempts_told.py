@@ -27,7 +27,8 @@ IN_GOOD_ORDER: Final = "closed"
 """The reason of an event "end" of a run that was closed, and not ended by an exception."""
 
 _MARKS: Final = ("resume", "end", "converted")
-_KINDS: Final = (*_MARKS, SCHEDULE_EVENT, ROUND_TRIP_EVENT, WATCH_EVENT)
+_RESUME_CHECK: Final = "resume_check"
+_KINDS: Final = (*_MARKS, _RESUME_CHECK, SCHEDULE_EVENT, ROUND_TRIP_EVENT, WATCH_EVENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class StatedRates:
 
     Attributes:
         schedule: They; None where no schedule can be read of it.
-        problem: Why not; None where one can.
+        problem: Why not, as a clause; None where one can.
     """
 
     schedule: Schedule | None
@@ -62,8 +63,9 @@ class AttemptsTold:
 
     Attributes:
         ends: By attempt the reason of its end, "" where that is no text; none for one that has not ended.
-        schedules: By attempt what it stated last.
-        watches: Likewise of its watch.
+        schedules: By attempt what it stated.
+        watches: Likewise of its watch; what it stated last.
+        resumes: Attempt and step of each first step after a resume that was compared with the checkpoint's last ones.
         round_trips: Events "round_trip", in the order recorded.
         last_attempt: The last attempt that the log knows of, with steps or without.
         marks: What tells whether the run has ended, by time.
@@ -72,6 +74,7 @@ class AttemptsTold:
     ends: dict[int, str] = field(default_factory=dict)
     schedules: dict[int, StatedRates] = field(default_factory=dict)
     watches: dict[int, StatedWatch] = field(default_factory=dict)
+    resumes: set[tuple[int, int]] = field(default_factory=set)
     round_trips: list[RecordedEvent] = field(default_factory=list)
     last_attempt: int = 1
     marks: list[Event] = field(default_factory=list)
@@ -88,10 +91,19 @@ class AttemptsTold:
         would_tell = log.format == "run" or (log.format == "journal" and is_newest(Path(log.path)))
         return remarks.on_end(reading, events=self.marks) if would_tell and not self.is_converted else []
 
-    def broken_ends(self) -> list[str]:
-        """Reasons other than "closed" for which ranks ended since the run was last resumed, each once."""
-        begun = max((place for place, mark in enumerate(self.marks) if mark.kind == "resume"), default=-1)
-        reasons = (_reason(mark) for mark in self.marks[begun + 1 :] if mark.kind == "end")
+    def ends_of(self, attempt: int) -> list[Event]:
+        """The events "end" of an attempt, of all its ranks: those between its begin and that of the next one."""
+        ends, begun = list[Event](), 1
+        for mark in self.marks:
+            if mark.kind == "resume":
+                begun = _attempt_of(mark, otherwise=begun + 1)
+            elif mark.kind == "end" and begun == attempt:
+                ends.append(mark)
+        return ends
+
+    def broken_ends(self, attempt: int) -> list[str]:
+        """Reasons other than "closed" for which ranks ended an attempt, each once."""
+        reasons = map(_reason, self.ends_of(attempt))
         return list(dict.fromkeys(reason for reason in reasons if reason != IN_GOOD_ORDER))
 
 
@@ -115,7 +127,10 @@ def read_attempts(log: Log) -> AttemptsTold:
         elif event.kind == "end":
             told.ends[attempt] = _reason(event)
         elif event.kind == SCHEDULE_EVENT:
-            told.schedules[attempt] = _rates(event)
+            before, stated = told.schedules.get(attempt), _rates(event)
+            told.schedules[attempt] = stated if before in (None, stated) else _two_of(attempt)
+        elif event.kind == _RESUME_CHECK:
+            told.resumes.add((attempt, event.step))
         elif event.kind == WATCH_EVENT:
             routers = event.facts.get("watches_routers")
             told.watches[attempt] = StatedWatch(
@@ -124,6 +139,11 @@ def read_attempts(log: Log) -> AttemptsTold:
             )
     told.marks = merged(marks)
     return told
+
+
+def _attempt_of(mark: Event, *, otherwise: int) -> int:
+    attempt = mark.facts.get("attempt")
+    return attempt if type(attempt) is int else otherwise
 
 
 def _reason(event: Event) -> str:
@@ -135,4 +155,9 @@ def _rates(event: Event) -> StatedRates:
     try:
         return StatedRates(schedule=Schedule.from_facts(event.facts))
     except UsageError as error:
-        return StatedRates(schedule=None, problem=str(error))
+        return StatedRates(schedule=None, problem=f"the schedule in the log cannot be read: {error}")
+
+
+def _two_of(attempt: int) -> StatedRates:
+    """The last word does not change what was asked for before it, and from which step on it holds nobody says."""
+    return StatedRates(schedule=None, problem=f"attempt {attempt} stated two schedules that differ")

@@ -27,10 +27,14 @@ def _of_chosen(gate: Callable[[Chosen], Judged]) -> CheckpointGate:
     return lambda _, looked_at: NOT_THERE if looked_at.chosen is None else gate(looked_at.chosen)
 
 
+def _healthy(_: Evidence, looked_at: LookedAt) -> Judged:
+    return NOT_THERE if looked_at.chosen is None else checkpoint_healthy(looked_at.chosen, looked_at.last_healthy)
+
+
 CHECKPOINT_GATES: Final[Mapping[GateName, CheckpointGate]] = {
     "checkpoint_written": checkpoint_written,
     "checkpoint_whole": _of_chosen(checkpoint_whole),
-    "checkpoint_healthy": _of_chosen(checkpoint_healthy),
+    "checkpoint_healthy": _healthy,
     "round_trip": _of_chosen(round_trip),
     "generation_probe": _of_chosen(generation_probe),
 }

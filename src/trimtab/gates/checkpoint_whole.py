@@ -39,7 +39,7 @@ def _in_words(chosen: Chosen) -> tuple[GateStatus, str]:
             *found.problems[:MAX_PROBLEMS],
             *([f"and {more:,} more, told by trimtab ckpt verify"] if more > 0 else []),
         ]
-        back = "save again while the training is there, or go on from an earlier one: trimtab ckpt pick --healthy"
+        back = "save again while the training is there, and do not go on from this one"
         return "failed", f"{name}: {'; '.join(told)}; {back}"
     if found.info.promise == "structure":
         return "unknown", f"{name}: {found.notes[0]}"

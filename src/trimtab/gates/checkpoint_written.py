@@ -6,6 +6,7 @@ Invariant: it fails where a save should be and is none, and says what stands the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ from trimtab.resume.names import DRAFT_NAME, step_name
 from trimtab.text import listed, plain
 
 SAVE: Final = "save at the end of a chunk, after the step at which it stops"
+
+MAX_PATH: Final = 1_000
+"""Characters of a path out of a log."""
 
 
 def checkpoint_written(evidence: Evidence, looked_at: LookedAt) -> Judged:
@@ -40,22 +44,25 @@ def _nowhere(evidence: Evidence, looked_at: LookedAt) -> Judged:
     if evidence.run_id is None:
         text = "the log names no run, so that no checkpoint can be told to be its own; --checkpoints DIR names a folder"
         return Judged("unknown", text)
-    if not looked_at.looked_in:
+    if looked_at.looked_in is None:
         text = f"no checkpoint of run {plain(evidence.run_id)} was looked for; --checkpoints DIR says where they are"
         return Judged("unknown", text)
-    where = " or ".join(plain(str(place)) for place in looked_at.looked_in)
-    text = (
-        f"no checkpoint of this run is in {where}, or in the folders in there: {SAVE}, or name the folder that holds "
-        "them with --checkpoints DIR"
-    )
-    # Where the run trained elsewhere they may have been left there: that none is here says nothing.
-    return Judged("failed" if all(map(_is_here, looked_at.looked_in)) else "unknown", text)
+    none = f"no checkpoint of this run is in {plain(str(looked_at.looked_in))}, or in the folders in there"
+    written_to = evidence.log.header.out
+    if written_to is not None and not _is_same(looked_at.looked_in, written_to):
+        # That none is here says nothing of the run: its log may have been copied without them.
+        text = (
+            f"{none}, and its log was written in {plain(written_to[:MAX_PATH])}, where they may still be: name the "
+            "folder that holds them with --checkpoints DIR"
+        )
+        return Judged("unknown", text)
+    return Judged("failed", f"{none}: {SAVE}, or name the folder that holds them with --checkpoints DIR")
 
 
-def _is_here(folder: Path) -> bool:
-    """Whether a folder is on this machine; a log may name what it likes."""
+def _is_same(folder: Path, named: str) -> bool:
+    """Whether a folder is the one that a log names, by whatever links; it may name what it likes."""
     try:
-        return folder.exists()
+        return os.path.realpath(folder) == os.path.realpath(named)
     except (OSError, ValueError):  # no name that this system takes
         return False
 

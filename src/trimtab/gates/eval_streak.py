@@ -7,14 +7,18 @@ passes; the streak runs over the begin of the chunk, for a regression that began
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trimtab.gates.evidence import Evidence
 from trimtab.gates.values import Judged
-from trimtab.gates.watched_chunk import GO_BACK, failing, findings_in_words
+from trimtab.gates.watched_chunk import failing, findings_in_words, go_back
 from trimtab.rules.health.evaluated import evaluated_losses
 from trimtab.text import plain
 from trimtab.values import json_number
+
+MOST_WORSE: Final = 3
+"""Evaluations in a row, each worse than the one before, that fail it, whatever a watch that is more patient warns of: a
+run whose router had collapsed showed three, one that held never more than one."""
 
 
 class _Evaluated(NamedTuple):
@@ -36,7 +40,7 @@ def eval_streak(evidence: Evidence) -> Judged:
     if not seen:
         text = f"no evaluation in steps {chunk.first_step} to {chunk.last_step}: run.evaluation(loss) records one"
         return Judged("unknown", text, {"num_evaluations": 0})
-    patience = evidence.settings.eval_patience
+    patience = min(MOST_WORSE, evidence.settings.eval_patience)
     by_name = evidence.at_end.evaluations
     names = dict.fromkeys(one.name for one in seen)
     worst = max(names, key=lambda name: int(by_name.get(name, {}).get("num_worse", 0)))
@@ -55,7 +59,7 @@ def eval_streak(evidence: Evidence) -> Judged:
     problem = _problem(evidence, seen, figures)
     shown = _shown(evidence, seen, figures)
     if problem is not None:
-        return Judged("failed", f"{problem}; {shown}; {GO_BACK}", figures)
+        return Judged("failed", f"{problem}; {shown}; {go_back(evidence)}", figures)
     return Judged("passed", shown, figures)
 
 
@@ -71,7 +75,8 @@ def _problem(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]
         return findings_in_words(found, most=1)
     if figures["streak"] >= figures["patience"]:
         return f"the evaluation{_of(figures['name'])} became worse {figures['streak']} times in a row"
-    regressed = [one for one in evidence.at_end.standing if one.kind == "eval_regression" and one.marks_unhealthy]
+    standing = [one.finding for one in evidence.at_end.standing]
+    regressed = [one for one in standing if one.kind == "eval_regression" and one.marks_unhealthy]
     if regressed:
         return f"{plain(regressed[0].text)}, and is not back since"
     return None
@@ -79,7 +84,7 @@ def _problem(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]
 
 def _shown(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]) -> str:
     last, last_step, end = figures["last"], figures["last_step"], evidence.chunk.last_step
-    text = f"streak {figures['streak']} ({figures['patience']} fails){_of(figures['name'])}"
+    text = f"streak {figures['streak']} of the {figures['patience']} that fail it{_of(figures['name'])}"
     if figures["best"] is not None:
         text += f", best {figures['best']:.6g} at step {figures['best_step']}"
     text += f", last {last if isinstance(last, str) else f'{last:.6g}'} at step {last_step}"

@@ -11,6 +11,7 @@ nothing: it was on a way that the run was taken back from.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +21,12 @@ from trimtab.analysis.health import AtEnd, Health, judge_health
 from trimtab.analysis.several_runs import JudgedRun, judge_runs
 from trimtab.errors import LogError, UsageError
 from trimtab.gates.attempts_told import AttemptsTold, read_attempts
-from trimtab.gates.chunk_steps import ChunkSteps, read_chunk
+from trimtab.gates.chunk_steps import ChunkSteps, read_chunk, without_open_step
 from trimtab.gates.values import Chunk
 from trimtab.log.reader import Log, open_log
 from trimtab.resume.checksum import Progress
 from trimtab.rules.watch_config import WatchConfig
+from trimtab.text import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +70,16 @@ class Evidence:
         stated = self.told.watches.get(self.chunk.attempts[-1])
         return WatchConfig() if stated is None else stated.config
 
+    def rewind(self, *, step: int | None = None) -> str:
+        """The command that tells more of this log, or of a step of it; by its path, for a copy has the same run id."""
+        path = min(self.log.path, os.path.relpath(self.log.path), key=len)
+        return plain(shlex.join(["trimtab", "rewind", path, *(["--step", str(step)] if step is not None else [])]))
+
+    @property
+    def num_missing(self) -> int:
+        """Steps of the chunk that the log does not hold."""
+        return self.chunk.last_step - self.chunk.first_step + 1 - self.chunk.num_steps
+
     @property
     def unwatched(self) -> tuple[int, ...]:
         """Attempts of the chunk without a watch."""
@@ -94,10 +106,10 @@ def read_evidence(
     *before, last = read_runs(log, progress=None if progress is None else _as_more(progress))
     if not last.series.num_steps:
         raise LogError(f"{log.path}: {remarks.why_no_step(log.notices())}")
-    last = up_to_now(last)
+    last = without_open_step(log, up_to_now(last))
     runs = judge_runs([*before, last], rule="robust")
     told = read_attempts(log)
-    chunk, steps = read_chunk(log, last, ends=told.ends, since=since)
+    chunk, steps = read_chunk(log, last, told=told, since=since)
     health = judge_health(log, runs, stretch=(chunk.first_step, chunk.last_step))
     return Evidence(log=log, runs=runs, chunk=chunk, steps=steps, told=told, health=health)
 

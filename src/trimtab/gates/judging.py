@@ -9,7 +9,7 @@ Enters: a log, and where its checkpoints lie. Leaves: the report. Invariant: eve
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from trimtab.gates.router_load import router_load
 from trimtab.gates.router_z import router_z
 from trimtab.gates.values import GATE_NAMES, GateName, GateReport, Judged
 from trimtab.gates.watch import watch
+from trimtab.gates.way_back import way_back
 from trimtab.log.reader import Log
 from trimtab.resume.checksum import Progress
 from trimtab.text import plain
@@ -48,7 +49,7 @@ def judge_chunk(
     source: Log | str | os.PathLike[str],
     *,
     checkpoints: Path | None,
-    looked_in: Sequence[Path] = (),
+    looked_in: Path | None = None,
     since: int | None = None,
     progress: Progress | None = None,
 ) -> GateReport:
@@ -57,7 +58,7 @@ def judge_chunk(
     Args:
         source: The log of the run, opened or its path; of several runs in it the last is judged.
         checkpoints: The folder that holds its checkpoints; None where none was found.
-        looked_in: The folders in which they were looked for.
+        looked_in: The folder in which they were looked for, and in those in it; None: they were not.
         since: The chunk begins with the step after this one; None: with the first step since the run last stopped in
             good order, so that an interrupted chunk that was resumed is judged as one.
         progress: Called now and then with how many more bytes were read, of the log and then of the checkpoint.
@@ -74,13 +75,14 @@ def judge_chunk(
     looked_at = look_for_checkpoint(evidence, checkpoints, looked_in=looked_in, progress=progress)
     judged = {name: gate(evidence) for name, gate in LOG_GATES.items()}
     judged |= {name: gate(evidence, looked_at) for name, gate in CHECKPOINT_GATES.items()}
+    back = way_back(judged, looked_at)
     return GateReport(
         run_id=evidence.run_id,
         source=evidence.log.path,
         chunk=evidence.chunk,
         gates=tuple(judged[name].named(name) for name in GATE_NAMES),
         checkpoint=None if looked_at.chosen is None else str(looked_at.chosen.info.path),
-        notices=tuple(map(plain, (*_on_runs(evidence), *evidence.log.notices()))),
+        notices=(*([] if back is None else [back]), *map(plain, (*_on_runs(evidence), *evidence.log.notices()))),
     )
 
 

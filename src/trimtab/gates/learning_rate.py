@@ -28,18 +28,54 @@ MOSTLY: Final = 0.95
 """Part of the wrong steps that one explanation must hold for to be told as theirs."""
 
 _HELD: Final = (("scaler_overflow",), ("all_skipped", "no_tokens", "nonfinite_norm", "scaler_overflow", "dropped"))
-"""Steps for which a host may hold its schedule: the Trainer does where a loss scaler left the step out, and where
+"""Steps for which a schedule that waits is held: a Trainer's where a loss scaler left the step out, and where
 `attach(on_dropped="hold")` asks for it for every step that was not taken."""
+
+_MOST_EARLIER: Final = 10_000
+"""Steps not taken that are looked for before the first step of a log that goes on with another one's run."""
+
+_MOST_TRIED: Final = 8
+"""Numbers of such steps that are tried on all rates, of those that the first one fits: of a constant rate any does."""
+
+_ONE_NUMBER: Final = (
+    "train every chunk with the number of steps of the whole run (a Trainer: max_steps, and stop by a callback)"
+)
+"""What to do where two attempts were asked for different numbers of steps."""
+
+_TRAINER: Final = "transformers"
+"""`RunHeader.backend` of a run whose learning rate a Trainer sets."""
 
 
 class _Wrong(NamedTuple):
-    """The steps of one attempt whose rate is another one."""
+    """The steps of one attempt whose rate is another one.
+
+    Attributes:
+        attempt: Which.
+        schedule: What it stated.
+        steps: (W,) int64, ascending.
+        found: (W,) float64, the rates that they were taken with.
+        expected: (W,) float64, those of the schedule.
+        is_first: Whether the first of them is the attempt's first step.
+    """
 
     attempt: int
     schedule: Schedule
     steps: NDArray[np.int64]
     found: NDArray[np.float64]
     expected: NDArray[np.float64]
+    is_first: bool
+
+
+class _Lag(NamedTuple):
+    """By how many steps the rates come later, because the schedule waited.
+
+    Attributes:
+        steps: (S,) int64.
+        earlier: How many of them lie in front of all that the log holds; 0 also where nothing is held against that.
+    """
+
+    steps: NDArray[np.int64]
+    earlier: int = 0
 
 
 def learning_rate(evidence: Evidence) -> Judged:
@@ -48,19 +84,19 @@ def learning_rate(evidence: Evidence) -> Judged:
     stated = _stated(evidence)
     unstated = [attempt for attempt in chunk.attempts if attempt not in stated]
     wrong: list[_Wrong] = []
-    num_held = 0
+    num_held = num_earlier = 0
     for attempt, schedule in stated.items():
+        own = steps.step[steps.attempt == attempt]
         places = np.flatnonzero((steps.attempt == attempt) & steps.has_lr)
-        found = steps.lr[places]
-        expected = _rates(schedule, steps.step[places])
+        at, found = steps.step[places], steps.lr[places]
+        lag = _lag(evidence, schedule, places=places)
+        expected = _rates(schedule, at - lag.steps)
         differs = ~_same(found, expected, schedule=schedule)
-        if not differs.any():
-            continue
-        held = _held(evidence, schedule, places=places)
-        if held:
-            num_held = max(num_held, held)
-            continue
-        wrong.append(_Wrong(attempt, schedule, steps.step[places[differs]], found[differs], expected[differs]))
+        if differs.any():
+            is_first = bool(at[differs][0] == own[0])
+            wrong.append(_Wrong(attempt, schedule, at[differs], found[differs], expected[differs], is_first))
+        num_held = max(num_held, int(lag.steps.max(initial=0)))
+        num_earlier = max(num_earlier, lag.earlier)
     num_unknown = int((~steps.has_lr).sum())
     figures: dict[str, Any] = {
         "num_steps": chunk.num_steps,
@@ -80,9 +116,14 @@ def learning_rate(evidence: Evidence) -> Judged:
         return Judged("failed", text, figures)
     if unstated:
         return Judged("unknown", _unstated(evidence, unstated), figures)
-    num_missing = chunk.last_step - chunk.first_step + 1 - chunk.num_steps
-    if num_unknown or num_missing:
-        lacking = f"of {count(num_unknown + num_missing, 'step')} no rate is in the log"
+    if num_earlier:
+        text = (
+            f"as stated if {count(num_earlier, 'step')} before step {steps.step[0]} were not taken, for which the "
+            "schedule waited: the log that this one goes on from tells"
+        )
+        return Judged("unknown", text, figures)
+    if num_unknown or evidence.num_missing:
+        lacking = f"of {count(num_unknown + evidence.num_missing, 'step')} no rate is in the log"
         text = f"the others are as the schedule says, but {lacking}"
         return Judged("unknown", text, figures)
     rates = f"{steps.lr[0]:.4g} to {steps.lr[-1]:.4g}"
@@ -114,53 +155,97 @@ def _same(found: NDArray[np.float64], expected: NDArray[np.float64], *, schedule
     return same
 
 
-def _held(evidence: Evidence, schedule: Schedule, *, places: NDArray[np.int64]) -> int:
-    """For how many steps the schedule was held, where that explains every rate; else 0."""
+def _lag(evidence: Evidence, schedule: Schedule, *, places: NDArray[np.int64]) -> _Lag:
+    """By how many steps not taken the rates of the steps at some places come later."""
     steps, series = evidence.steps, evidence.reading.series
+    at, found = steps.step[places], steps.lr[places]
+    nothing: NDArray[np.int64] = np.zeros(places.size, np.int64)
+    if not schedule.waits_for_dropped or not places.size:
+        return _Lag(nothing)
+    lags = []
     for reasons in _HELD:
         is_held = np.isin(series.reason, [STEP_CODE[reason] for reason in reasons])
         num_before: NDArray[np.int64] = np.cumsum(is_held) - is_held
-        lag: NDArray[np.int64] = num_before[np.searchsorted(series.step, steps.step[places])]
-        expected = _rates(schedule, steps.step[places] - lag)
-        if lag.any() and _same(steps.lr[places], expected, schedule=schedule).all():
-            return int(lag.max())
-    return 0
+        lags.append(num_before[np.searchsorted(series.step, at)])
+    num_right = [int(_same(found, _rates(schedule, at - lag), schedule=schedule).sum()) for lag in lags]
+    best = lags[int(np.argmax(num_right))]
+    if max(num_right) == places.size:
+        return _Lag(best)
+    # What another log holds of the run, this one knows nothing of.
+    in_front = range(1, min(int(series.step[0]), _MOST_EARLIER))
+    for lag in lags:
+        firsts = _rates(schedule, np.array([at[0] - lag[0] - earlier for earlier in in_front], np.int64))
+        for place in np.flatnonzero(_same(found[:1], firsts, schedule=schedule))[:_MOST_TRIED].tolist():
+            earlier = in_front[place]
+            if _same(found, _rates(schedule, at - lag - earlier), schedule=schedule).all():
+                return _Lag(lag + earlier, earlier)
+    return _Lag(best)
 
 
 def _in_words(wrong: _Wrong, evidence: Evidence) -> str:
     """What is wrong with the rates of an attempt, and what to do."""
-    step, found, expected = int(wrong.steps[0]), float(wrong.found[0]), float(wrong.expected[0])
-    num = wrong.steps.size
+    step, num, schedule = int(wrong.steps[0]), wrong.steps.size, wrong.schedule
+    found, expected = _told_apart(float(wrong.found[0]), float(wrong.expected[0]))
     many = "" if num == 1 else f", and {num - 1:,} of the steps behind it likewise"
-    rates = f"the rate of step {step} is {found:.5g}, and {expected:.5g} by the schedule ({_named(wrong.schedule)})"
+    rates = f"the rate of step {step} is {found}, and {expected} by the schedule ({_named(schedule)})"
     for shift, (which, advice) in OFF_BY_ONE.items():
-        shifted = _rates(wrong.schedule, wrong.steps + shift)
-        if num > 1 and np.mean(_same(wrong.found, shifted, schedule=wrong.schedule)) >= MOSTLY:
-            return f"{rates}: off by one, {which}{many}; {advice}"
+        shifted = _rates(schedule, wrong.steps + shift)
+        if num > 1 and np.mean(_same(wrong.found, shifted, schedule=schedule)) >= MOSTLY:
+            is_warming_up = shift > 0 and wrong.steps[-1] <= schedule.num_warmup_steps
+            other = "; or the warm-up does not begin at 0: then state its warmup_from=" if is_warming_up else ""
+            return f"{rates}: off by one, {which}{many}; {advice}{other}"
     for attempt, stated in evidence.told.schedules.items():
-        if stated.schedule is None or stated.schedule == wrong.schedule:
+        if stated.schedule is None or stated.schedule == schedule:
             continue
         others = _rates(stated.schedule, wrong.steps)
         if np.mean(_same(wrong.found, others, schedule=stated.schedule)) >= MOSTLY:
-            return (
-                f"{rates}{many}: the rates that attempt {attempt} asked for ({_named(stated.schedule)}); what attempt "
-                f"{wrong.attempt} asked for was not taken over when the checkpoint was loaded: load it with lr=, or "
-                "call trimtab.checkpoint.rebase_lr"
-            )
+            return f"{rates}{many}: {_of_other(wrong, attempt, stated.schedule, evidence)}"
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = wrong.found / wrong.expected
     if num > 1 and np.isfinite(factors).all() and np.ptp(factors) <= 2 * SAME_LR * abs(factors[0]):
         return (
             f"{rates}: {factors[0]:.4g} times as high{many}; the optimizer or the scheduler holds another rate than "
-            "was asked for: trimtab.checkpoint.rebase_lr puts it right on a resume"
+            f"was asked for: on a resume {_how_to_ask(evidence)} puts it right; or it is the schedule of another "
+            "parameter group: the log has the rates of the first one"
         )
     return f"{rates}{many}; print the scheduler's state around step {step}, and resume from a checkpoint before it"
+
+
+def _of_other(wrong: _Wrong, attempt: int, other: Schedule, evidence: Evidence) -> str:
+    """What it means that steps came at the rates that another attempt asked for."""
+    ours = wrong.schedule
+    whose = f"that attempt {attempt} asked for ({_named(other)})"
+    changed = other.num_steps != ours.num_steps and other.lr == ours.lr
+    if wrong.steps.size == 1 and wrong.is_first:
+        text = (
+            f"this one step came at the rate {whose}, as a scheduler takes its first step at the rate it was saved at"
+        )
+        if changed:
+            return f"{text}; num_steps changed from {other.num_steps} to {ours.num_steps}: {_ONE_NUMBER}"
+        return f"{text}; {_how_to_ask(evidence)} sets it from the first step on"
+    text = (
+        f"the rates {whose}; what attempt {wrong.attempt} asked for was not taken over when the checkpoint was loaded"
+    )
+    return f"{text}: {_ONE_NUMBER if changed else _how_to_ask(evidence)}"
+
+
+def _how_to_ask(evidence: Evidence) -> str:
+    """What takes another rate over on a resume."""
+    if evidence.log.header.backend == _TRAINER:
+        return "trimtab.attach(trainer, lr_on_resume=...)"
+    return "loading with lr=, or trimtab.checkpoint.rebase_lr,"
+
+
+def _told_apart(found: float, expected: float) -> tuple[str, str]:
+    """Two rates with as many digits as it takes to see that they differ."""
+    digits = next((num for num in range(4, 16) if f"{found:.{num}g}" != f"{expected:.{num}g}"), 16) + 1
+    return f"{found:.{digits}g}", f"{expected:.{digits}g}"
 
 
 def _unstated(evidence: Evidence, attempts: list[int]) -> str:
     problem = next((one.problem for at in attempts if (one := evidence.told.schedules.get(at)) and one.problem), None)
     if problem is not None:
-        return f"the schedule in the log cannot be read: {plain(problem).rstrip('.')}"
+        return plain(problem).rstrip(".")
     how = "state it: trimtab.Run(..., schedule=trimtab.Schedule(...)); attach does so for the schedules that it knows"
     if len(attempts) == len(evidence.chunk.attempts):
         return f"no schedule was stated, so nobody knows which rates were meant; {how}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from trimtab.analysis.trouble import Found, found_in
 from trimtab.errors import CheckpointError
 from trimtab.gates.evidence import Evidence
+from trimtab.gates.pick_healthy import against
 from trimtab.resume.checksum import Progress
 from trimtab.resume.examine import Examined, examine
 from trimtab.resume.info import CheckpointInfo
@@ -24,6 +25,7 @@ from trimtab.resume.listing import GONE, list_checkpoints
 from trimtab.resume.manifest import read_manifest
 from trimtab.resume.names import Ignored, scan
 from trimtab.resume.round_trip import RoundTripFacts, round_trip_in
+from trimtab.resume.select import why_not
 from trimtab.text import plain
 
 
@@ -52,15 +54,13 @@ class Chosen:
         info: What it says of itself, with the doubts that others cast on it; what is wrong with its files `found` has.
         found: What is in it, every byte of it.
         trips: Its round trip.
-        beside: All checkpoints of its folder, newest first, of whatever runs.
-        log_has: What the log has against checkpoints.
+        why_not: Why it is none to go on from, by itself, by those beside it or by the log; None where it is one.
     """
 
     info: CheckpointInfo
     found: Examined
     trips: Trips
-    beside: tuple[CheckpointInfo, ...]
-    log_has: Found
+    why_not: str | None
 
     @property
     def name(self) -> str:
@@ -74,47 +74,54 @@ class LookedAt:
 
     Attributes:
         folder: The folder that holds them; None where none was found.
-        looked_in: The folders in which that was looked for.
+        looked_in: The folder in which that was looked for, and in those in it; None where nobody looked.
         infos: All checkpoints in it, newest first, of whatever runs.
         ignored: What else stands in it.
         chosen: The one that is judged; None where there is none.
+        last_healthy: The newest one of this run, from before the chunk's last step, that is known to be healthy and
+            complete, as far as that is known without its bytes; None where there is none.
         misnamed: One of this run that was saved after the chunk's last step and is called by another, where none is
             chosen.
     """
 
     folder: Path | None
-    looked_in: tuple[Path, ...] = ()
+    looked_in: Path | None = None
     infos: tuple[CheckpointInfo, ...] = ()
     ignored: tuple[Ignored, ...] = ()
     chosen: Chosen | None = None
+    last_healthy: CheckpointInfo | None = None
     misnamed: CheckpointInfo | None = None
 
 
 def look_for_checkpoint(
-    evidence: Evidence, folder: Path | None, *, looked_in: Sequence[Path] = (), progress: Progress | None = None
+    evidence: Evidence, folder: Path | None, *, looked_in: Path | None = None, progress: Progress | None = None
 ) -> LookedAt:
     """Looks for the checkpoint of a chunk's last step, and at every byte of it.
 
     Args:
         evidence: What the log says.
         folder: The folder that holds the checkpoints; None where none was found.
-        looked_in: The folders in which that was looked for.
+        looked_in: The folder in which that was looked for; None: nobody looked.
         progress: Called now and then with how many more bytes were read.
 
     Raises:
         CheckpointError: The folder cannot be listed.
     """
     if folder is None:
-        return LookedAt(folder=None, looked_in=tuple(looked_in))
+        return LookedAt(folder=None, looked_in=looked_in)
     entries = scan(folder)
     infos = list_checkpoints(folder, entries=entries)
     info = _choose(infos, evidence)
+    log_has = found_in(evidence.runs, evidence.health)
+    run_id = evidence.run_id if evidence.run_id is not None or info is None else info.run_id
+    before = [one for one in infos if one.step < evidence.chunk.last_step and one.run_id == run_id]
     return LookedAt(
         folder=folder,
-        looked_in=tuple(looked_in),
+        looked_in=looked_in,
         infos=infos,
         ignored=entries.ignored,
-        chosen=None if info is None else _look_at(info, infos, evidence, progress),
+        chosen=None if info is None else _look_at(info, log_has, evidence, progress),
+        last_healthy=next((one for one in before if _is_sound(one, log_has)), None),
         misnamed=_misnamed(infos, evidence) if info is None else None,
     )
 
@@ -140,9 +147,15 @@ def _misnamed(infos: Sequence[CheckpointInfo], evidence: Evidence) -> Checkpoint
     return None
 
 
-def _look_at(
-    info: CheckpointInfo, infos: tuple[CheckpointInfo, ...], evidence: Evidence, progress: Progress | None
-) -> Chosen:
+def _is_sound(info: CheckpointInfo, log_has: Found) -> bool:
+    return not info.missing and not info.abandoned and _why_not(info, log_has) is None
+
+
+def _why_not(info: CheckpointInfo, log_has: Found) -> str | None:
+    return why_not(info, doubts=lambda one: against(log_has, one.step))
+
+
+def _look_at(info: CheckpointInfo, log_has: Found, evidence: Evidence, progress: Progress | None) -> Chosen:
     try:
         found = examine(info.path, needs=(), progress=progress)
     except CheckpointError:
@@ -155,13 +168,7 @@ def _look_at(
             doubt=info.doubt if found.info.healthy else None,
             abandoned=info.abandoned,
         )
-    return Chosen(
-        info=info,
-        found=found,
-        trips=_trips(found, evidence),
-        beside=infos,
-        log_has=found_in(evidence.runs, evidence.health),
-    )
+    return Chosen(info=info, found=found, trips=_trips(found, evidence), why_not=_why_not(info, log_has))
 
 
 def _trips(found: Examined, evidence: Evidence) -> Trips:

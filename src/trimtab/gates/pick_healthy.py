@@ -127,5 +127,5 @@ def _in_words(one: Unhealthy, place: str) -> str:
     until = "to the end of the log" if one.over_at is None else f"before step {one.over_at}"
     return (
         f"the run's log, {plain(place)}, has a finding against the checkpoints after step {one.since_step} {until}: "
-        f"{one.name}: {plain(one.finding.text)}"
+        f"{one.name}"
     )

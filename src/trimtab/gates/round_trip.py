@@ -26,7 +26,7 @@ HOW_TO_RECORD: Final = (
     "of a chunk, in the training itself"
 )
 
-_GO_BACK: Final = "do not go on from this one; an earlier one: trimtab ckpt pick --healthy"
+_GO_BACK: Final = "do not go on from this one"
 
 _SHAPES: Final = {
     "uniform": "every token is as likely as any other: weights that were not restored, or a head that nothing reaches",
@@ -85,8 +85,8 @@ def _not_made(chosen: Chosen) -> Judged:
     name, other, saver = chosen.name, chosen.trips.other, chosen.found.info.saver
     if other is None and saver != OURS:
         text = (
-            f"{name} is of {plain(saver)}, and trimtab.checkpoint.round_trip loads what Checkpointer saves: go on from "
-            "it once for a trial, trainer.train(resume_from_checkpoint=...), or save with Checkpointer as well"
+            f"{name} is of {plain(saver)}, and trimtab.checkpoint.round_trip loads what Checkpointer saves alone: of "
+            "this one it stays unknown"
         )
         return Judged("unknown", text)
     if other is None:

@@ -12,9 +12,10 @@ from typing import Any, Final
 from trimtab.analysis.watched_stretch import Course
 from trimtab.gates.evidence import Evidence
 from trimtab.gates.values import GateName, Judged
+from trimtab.rules.said import Standing
 from trimtab.text import listed, plain
 from trimtab.values import json_number
-from trimtab.watched import FindingKind, WatchFinding
+from trimtab.watched import FindingKind
 
 KINDS_OF_GATES: Final[Mapping[GateName, tuple[FindingKind, ...]]] = {
     "router_z": ("z_band", "logits_growing", "scale_changed"),
@@ -24,19 +25,22 @@ KINDS_OF_GATES: Final[Mapping[GateName, tuple[FindingKind, ...]]] = {
 }
 """Which findings fail which gate; the gate `watch` has the others."""
 
-GO_BACK: Final = "do not build on it: trimtab rewind tells more, and trimtab ckpt pick --healthy a checkpoint before it"
-
 _MAY_PASS: Final[tuple[FindingKind, ...]] = ("collapse", "dead_experts")
 """Findings that a router which begins at random may show and get over by itself; what weighs marks checkpoints."""
 
 
-def failing(evidence: Evidence, kinds: Sequence[FindingKind]) -> list[WatchFinding]:
+def go_back(evidence: Evidence) -> str:
+    """What to do where a gate failed; which checkpoint to go back to `way_back` says once for all gates."""
+    return f"do not build on it: {evidence.rewind()} tells more"
+
+
+def failing(evidence: Evidence, kinds: Sequence[FindingKind]) -> list[Standing]:
     """Findings of some kinds that were made in the chunk, or stand at its end; notices aside."""
     at_end = evidence.at_end
-    standing = [one for one in at_end.standing if one.kind in kinds and one.severity != "notice"]
-    known = {(one.kind, one.layers) for one in standing}
+    standing = [one for one in at_end.standing if one.finding.kind in kinds and one.finding.severity != "notice"]
+    known = {(one.finding.kind, one.finding.layers) for one in standing}
     made = [
-        one
+        Standing(one, one.step)
         for one in at_end.findings
         if one.kind in kinds
         and one.severity != "notice"
@@ -47,10 +51,15 @@ def failing(evidence: Evidence, kinds: Sequence[FindingKind]) -> list[WatchFindi
     return [*standing, *made]
 
 
-def findings_in_words(found: Sequence[WatchFinding], *, most: int = 2, kinds: bool = False) -> str:
+def findings_in_words(found: Sequence[Standing], *, most: int = 2, kinds: bool = False) -> str:
     """The first findings, and how many more there are; with `kinds` what each of them is called."""
-    told = [f"{f'{one.kind}: ' if kinds else ''}{plain(one.text)} (step {one.step})" for one in found[:most]]
-    return "; ".join([*told, *([f"and {len(found) - most} findings more"] if len(found) > most else [])])
+    told = []
+    for one, since in found[:most]:
+        when = f"step {one.step}" if since == one.step else f"since step {since}, last seen at step {one.step}"
+        told.append(f"{f'{one.kind}: ' if kinds else ''}{plain(one.text)} ({when})")
+    num_more = len(found) - most
+    more = [f"and {num_more} {'finding' if num_more == 1 else 'findings'} more"] if num_more > 0 else []
+    return "; ".join([*told, *more])
 
 
 def due_steps(evidence: Evidence) -> list[int]:
@@ -77,16 +86,14 @@ def not_measured(evidence: Evidence) -> Judged | None:
     """Why the routers of the chunk are not known; None where every report that is due is there."""
     seen, unwatched = evidence.at_end.stretch, not_watched(evidence)
     if unwatched is not None:
-        how = "pass watch=True, or watch=trimtab.moe.RouterWatch(model, ...) for a model that it does not know"
-        return Judged("unknown", f"{unwatched}: {how}")
+        return Judged("unknown", f"{unwatched}: pass watch=True, which tells as well whether the model has routers")
     routers = [evidence.told.watches[attempt].watches_routers for attempt in evidence.chunk.attempts]
     if not seen.steps and all(watches is False for watches in routers):
-        text = "the watch knows no router in this model; pass trimtab.moe.RouterWatch(model, routers=...) if it has"
-        return Judged("inapplicable", text)
+        return Judged("inapplicable", "the watch found no router in this model")
     due = due_steps(evidence)
     if not due:
         every = evidence.settings.report_every
-        text = f"the chunk is too short for a report of its routers, one every {every} steps: report_every=..."
+        text = f"the chunk is too short for a report of its routers, one every {every} steps: lower report_every"
         return Judged("unknown", text)
     missing = [step for step in due if step not in seen.steps]
     if missing:
@@ -102,7 +109,13 @@ def not_measured(evidence: Evidence) -> Judged | None:
 
 
 def judge_routers(
-    evidence: Evidence, kinds: Sequence[FindingKind], shown: str, *, figures: Mapping[str, Any], is_known: bool
+    evidence: Evidence,
+    kinds: Sequence[FindingKind],
+    shown: str,
+    *,
+    figures: Mapping[str, Any],
+    is_known: bool,
+    problem: str = "",
 ) -> Judged:
     """What comes of a gate that some findings about routers fail.
 
@@ -112,12 +125,13 @@ def judge_routers(
         shown: What is told where nothing was found; empty where nothing is known.
         figures: The same for a program.
         is_known: Whether all layers of all reports had the figure.
+        problem: What fails it by the last report alone, told where no finding is; empty where nothing does.
     """
     found = failing(evidence, kinds)
-    if found:
+    if found or problem:
         beside = f"; {shown}" if shown else ""
-        text = f"{findings_in_words(found)}{beside}; {GO_BACK}"
-        return Judged("failed", text, {**figures, "findings": [one.to_dict() for one in found]})
+        text = f"{findings_in_words(found) if found else problem}{beside}; {go_back(evidence)}"
+        return Judged("failed", text, {**figures, "findings": [one.finding.to_dict() for one in found]})
     unmeasured = not_measured(evidence)
     if unmeasured is not None:
         return unmeasured
@@ -136,6 +150,8 @@ def judge_course(
     key: str,
     named: str,
     beside: str = "",
+    ending: str = "",
+    problem: str = "",
     more: Mapping[str, Any] | None = None,
 ) -> Judged:
     """What comes of a gate about a figure that every layer of every report has.
@@ -147,6 +163,8 @@ def judge_course(
         key: What programs call it.
         named: What a reader calls it.
         beside: Said behind how far it went.
+        ending: Said behind what it is now.
+        problem: As of `judge_routers`.
         more: Figures told besides, where it is known.
     """
     report, shown = evidence.at_end.stretch.report, ""
@@ -158,8 +176,8 @@ def judge_course(
         figures |= {"last_low": json_number(course.last.low), "last_high": json_number(course.last.high)}
         figures |= {"step": report.step, **(more or {})}
         now = f"; {shown_range(*course.last)} at step {report.step}" if course.last.is_known else ""
-        shown = f"{named} {shown_range(*course.whole)}{beside}{now}"
-    return judge_routers(evidence, kinds, shown, figures=figures, is_known=course.is_known)
+        shown = f"{named} {shown_range(*course.whole)}{beside}{now}{ending}"
+    return judge_routers(evidence, kinds, shown, figures=figures, is_known=course.is_known, problem=problem)
 
 
 def shown_range(low: float, high: float) -> str:

@@ -36,6 +36,7 @@ from trimtab.guard import GuardConfig
 from trimtab.integrations.ending import tell_findings
 from trimtab.integrations.hf_data import TrainingData
 from trimtab.integrations.hf_evaluations import evaluation_facts
+from trimtab.integrations.hf_first_rate import tell_first_rate
 from trimtab.integrations.hf_lr import LearningRate
 from trimtab.integrations.hf_micros import TrainerMicros
 from trimtab.integrations.hf_refusals import OnDropped, check_can_hold, check_trainer
@@ -112,7 +113,7 @@ class TrainerRun(HostedRun):
         self._together = RanksTogether()
         self._saving = TrainerSaving(trainer, ranks=self._together)
         self._learning_rate = LearningRate(trainer, on_resume=lr_on_resume)
-        self._schedule = AskedSchedule(trainer, lr_on_resume=lr_on_resume)
+        self._schedule = AskedSchedule(trainer, lr_on_resume=lr_on_resume, holds=self._holds)
         self._micros: TrainerMicros | None = None
         self._window = TrainerWindow(trainer, self._gate)
         if off:
@@ -245,6 +246,8 @@ class TrainerRun(HostedRun):
             state.load(self._gate)
         self._learning_rate.begin(core, resumes=state is not None)
         self._schedule.begin(core, resumes=state is not None)
+        if state is not None and core.is_first_rank:
+            tell_first_rate(self._trainer, folder=state.folder)
         self._saving.begin(self._source)
         self._data.record_exclusion(core)
         self._num_trainings += 1

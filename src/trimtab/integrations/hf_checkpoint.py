@@ -71,7 +71,7 @@ class SavedState:
         Raises:
             UsageError: There is one and it is no JSON object.
         """
-        self._folder = folder
+        self.folder = folder
         self._path = folder / STATE_NAME
         self._state = _read(self._path)
 
@@ -103,7 +103,7 @@ class SavedState:
         elif gate.core.guard is not None and gate.core.is_first_rank:
             warn(
                 "hf",
-                f"{self._folder} holds no {STATE_NAME}: it was saved without Trimtab, or the file could not be written "
+                f"{self.folder} holds no {STATE_NAME}: it was saved without Trimtab, or the file could not be written "
                 "or was not copied. The guard begins with an empty window.",
             )
 

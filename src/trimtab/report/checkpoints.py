@@ -191,7 +191,7 @@ def _draw_reasons_in_full(infos: Sequence[CheckpointInfo], *, console: Console) 
     reasons: dict[str, str] = {}  # of a finding as it was seen last: the newest checkpoint is first
     for info in infos:
         for reason in info.unhealthy_because:
-            if short([reason]) != reason:
+            if plain(reason) not in short(info.unhealthy_because):
                 reasons.setdefault(finding_in(reason), reason)
     for reason in list(reasons.values())[:MAX_REASONS]:
         tell(console, plain(reason))

@@ -1,19 +1,21 @@
 """The gates of a chunk on a console: a table, what each failed or unknown one says, and the verdict.
 
-Enters: a `GateReport`. Leaves: lines of ASCII. Invariant: the lines of the table fit a console of 80 characters, each
-gate on one, and what failed is told in full below its line.
+Enters: a `GateReport`. Leaves: lines of ASCII. Invariants: the table fits the console, of 40 characters at least, but
+for a word that is wider; no figure is cut; what failed is told below the table.
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from trimtab.gates.values import Gate, GateReport, GateStatus
-from trimtab.report.lines import WIDE, draw_table, make_table, say, shortened, tell
+from trimtab.gates.values import GateReport, GateStatus
+from trimtab.report.lines import say, tell
 from trimtab.text import listed, plain
 
 STATUS_STYLES: Final[dict[GateStatus, str]] = {
@@ -24,10 +26,15 @@ STATUS_STYLES: Final[dict[GateStatus, str]] = {
 }
 
 TOLD_IN_FULL: Final = ("failed", "unknown")
-"""What somebody has to do something about stands below its line, whole; of the others as much as fits."""
+"""What somebody has to do something about stands below the table, where there is room for what to do."""
+
+WIDEST: Final = 100
+"""Characters of a line of the table where no terminal says how many it has."""
 
 LEAST_ROOM: Final = 24
-"""Characters of a gate's figures shown at least, however narrow the console."""
+"""Characters of a line of a gate's figures from which they stand beside it; below it where there are fewer."""
+
+_GAP: Final = "  "
 
 
 def draw_gates(report: GateReport, *, strict: bool = False, console: Console) -> None:
@@ -40,15 +47,7 @@ def draw_gates(report: GateReport, *, strict: bool = False, console: Console) ->
     """
     _draw_head(report, console=console)
     say(console, "")
-    headings = ("status", "gate", "figures")
-    table = make_table([(heading, False) for heading in headings], console=console)
-    room = _room(report, console=console)
-    for gate in report.gates:
-        cells = (Text(gate.status, style=STATUS_STYLES[gate.status]), Text(gate.name), Text(_figures(gate, room)))
-        table.add_row(*cells)
-    draw_table(table, console=console)
-    if any(gate.status not in TOLD_IN_FULL and len(plain(gate.text)) > room for gate in report.gates):
-        tell(console, "... stands for figures that do not fit; --json has them whole.")
+    _draw_table(report, console=console)
     told = [gate for gate in report.gates if gate.status in TOLD_IN_FULL]
     for (status, text), gates in groupby(told, key=lambda gate: (gate.status, gate.text)):
         say(console, "")
@@ -97,16 +96,43 @@ def _draw_head(report: GateReport, *, console: Console) -> None:
         tell(console, f"checkpoint  {plain(report.checkpoint)}")
 
 
-def _room(report: GateReport, *, console: Console) -> int:
-    """Characters for the figures of a gate."""
-    gap = 3 if console.width >= WIDE else 2
-    others = sum(gap + max(map(len, cells)) for cells in _columns(report))
-    return max(console.width - others, LEAST_ROOM)
+def _draw_table(report: GateReport, *, console: Console) -> None:
+    """Draws a gate a line, and what does not fit beside it on lines below."""
+    width = console.width if console.is_terminal else min(console.width, WIDEST)
+    of_status = max(len(gate.status) for gate in report.gates)
+    of_name = max(len(gate.name) for gate in report.gates)
+    indent = of_status + of_name + 2 * len(_GAP)
+    is_beside = width - indent >= LEAST_ROOM
+    if not is_beside:
+        indent = 2 * len(_GAP)
+
+    def lines_of(status: str, name: str, figures: str) -> list[str]:
+        lines = textwrap.wrap(figures, width - indent, break_long_words=False)
+        beside = lines.pop(0) if is_beside else ""
+        head = _GAP.join([status.ljust(of_status), name.ljust(of_name), beside]).rstrip()
+        return [head, *(" " * indent + line for line in lines)]
+
+    heading = lines_of("status", "gate", "figures")[0]
+    rows = [lines_of(gate.status, gate.name, text) for gate, text in zip(report.gates, _figures(report), strict=True)]
+    say(console, heading)
+    say(console, "-" * max(len(line) for lines in rows for line in lines))
+    for gate, (head, *below) in zip(report.gates, rows, strict=True):
+        row = Text(head)
+        row.stylize(STATUS_STYLES[gate.status], 0, len(gate.status))
+        console.print(row, soft_wrap=True)
+        if is_beside or gate.status not in TOLD_IN_FULL:
+            for line in below:
+                say(console, line)
 
 
-def _columns(report: GateReport) -> tuple[list[str], list[str]]:
-    return ["status", *(gate.status for gate in report.gates)], [gate.name for gate in report.gates] or ["gate"]
-
-
-def _figures(gate: Gate, room: int) -> str:
-    return "see below" if gate.status in TOLD_IN_FULL else shortened(plain(gate.text), room)
+def _figures(report: GateReport) -> Iterator[str]:
+    """What the table says of each gate; once what several say in the same words."""
+    said: dict[str, str] = {}
+    for gate in report.gates:
+        if gate.status in TOLD_IN_FULL:
+            yield "see below"
+        elif gate.text in said:
+            yield f"as {said[gate.text]}"
+        else:
+            said[gate.text] = gate.name
+            yield plain(gate.text) or "-"

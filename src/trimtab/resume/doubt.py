@@ -17,8 +17,11 @@ from typing import Final
 from trimtab.resume.info import CheckpointInfo
 from trimtab.text import plain
 
-MAX_SHORT: Final = 160
-"""Characters of a reason that are told as they are."""
+MAX_SHORT: Final = 120
+"""Characters of a reason that is told shortly."""
+
+MAX_REASONS: Final = 2
+"""Reasons of one checkpoint that are told shortly: its manifest has all of them, and `trimtab ckpt ls` tells them."""
 
 _HEAD: Final = re.compile(r"([^:]{1,300} at step [0-9]+): ")
 """What a watch's reason begins with: what, where and when. The rest of it is figures."""
@@ -42,13 +45,14 @@ def with_doubts(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
 
 
 def short(because: Sequence[str]) -> str:
-    """Reasons on one short line; empty where there is none.
+    """The first reasons on one short line, and how many more there are; empty where there is none.
 
     Example:
         >>> short(["w: 1 entry is NaN", "collapse in gate at step 200: the load has collapsed (8 experts: MaxVio 3)"])
         'w: 1 entry is NaN; collapse in gate at step 200'
     """
-    return "; ".join(_short(reason) for reason in because)
+    more = [f"and {len(because) - MAX_REASONS:,} more"] if len(because) > MAX_REASONS else []
+    return "; ".join([*map(_short, because[:MAX_REASONS]), *more])
 
 
 def finding_in(reason: str) -> str:
@@ -84,6 +88,5 @@ def _with_doubt(info: CheckpointInfo, telling: Sequence[CheckpointInfo]) -> Chec
 def _short(reason: str) -> str:
     text = plain(reason)
     head = _HEAD.match(text)
-    if head is not None:
-        return head[1]
+    text = text if head is None else head[1]
     return text if len(text) <= MAX_SHORT else f"{text[: MAX_SHORT - 3]}..."

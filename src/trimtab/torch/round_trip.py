@@ -74,6 +74,10 @@ def round_trip(
     torch.distributed. For its time it takes the memory of one more model and optimizer where `build` puts them, and of
     one more model on the host.
 
+    Compared are weights, buffers (those that are not saved where both models have them alike), which weights are one
+    and which are frozen, moments, rates, and the scheduler's state and functions. The run's state, the random numbers
+    and the place in the data are not.
+
     Args:
         checkpoint: What `save` gave, or its path.
         build: Makes a model, its optimizer and its scheduler (or None) as the program does when it begins, with nothing

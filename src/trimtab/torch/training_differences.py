@@ -20,12 +20,13 @@ from trimtab.torch.naming import weights_of
 from trimtab.torch.optimizer_names import NamedState, named_state
 from trimtab.torch.placement import placed
 from trimtab.torch.state_differences import differences
+from trimtab.torch.unsaved_differences import function_differences, model_differences
 
 _ABSENT: Final = object()
 
 
 def weight_differences(live: nn.Module, loaded: nn.Module, *, rank: int) -> Iterator[str]:
-    """What differs in the state of a model: weights, buffers, extra states.
+    """What differs in the state of a model (weights, buffers, extra states), and in what no state holds of it.
 
     Buffers that DistributedDataParallel copies from rank 0 before every forward are compared on rank 0 alone.
 
@@ -47,6 +48,7 @@ def weight_differences(live: nn.Module, loaded: nn.Module, *, rank: int) -> Iter
         seen.add(both)  # tied weights are one, where they are tied on both sides
     for name in there.keys() - here.keys():
         yield f"{plain(name)} was loaded, and the model that trains does not have it"
+    yield from model_differences(live, loaded, without=copied)
 
 
 def moment_differences(
@@ -77,7 +79,7 @@ def moment_differences(
 
 
 def state_differences(live: Any, loaded: Any, *, name: str) -> Iterator[str]:
-    """What differs between the states of two schedulers, or two gradient scalers; nested ones too.
+    """What differs between two schedulers, their states and functions, or two gradient scalers; nested ones too.
 
     Args:
         live: That of the training.
@@ -89,6 +91,7 @@ def state_differences(live: Any, loaded: Any, *, name: str) -> Iterator[str]:
         yield from _entries(here, there, where=f"of the {name}")
     else:
         yield from differences(here, there, where=f"the state of the {name}")
+    yield from function_differences(live, loaded)
 
 
 def _entries(here: Mapping[Any, Any], there: Mapping[Any, Any], *, where: str) -> Iterator[str]:

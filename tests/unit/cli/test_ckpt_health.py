@@ -1,6 +1,7 @@
 """`trimtab ckpt` on a run whose watch has found something: which checkpoint, and what is said of the others."""
 
 import json
+import shutil
 
 import pytest
 

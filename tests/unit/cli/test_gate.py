@@ -210,7 +210,7 @@ def test_a_checkpoint_that_is_named_as_the_folder_of_them_says_what_is_meant(tri
     result = trimtab("gate", "--checkpoints", "runs/a/step_40")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "runs/a/step_40 is a checkpoint itself" in result.stderr
-    assert result.stderr.endswith("--checkpoints runs/a\n")
+    assert result.stderr.endswith(f"Name the folder that holds it: --checkpoints {here / 'runs/a'}\n")
 
 
 def test_an_output_folder_behind_a_link_is_not_two_folders(trimtab, chunk, checkpoint, here):

@@ -18,14 +18,25 @@ PROBE = {"shape": "peaked", "entropy": 3.2, "cv": 11.0, "num_nonfinite": 0, "voc
 
 
 def record(
-    out, steps=range(1, LAST + 1), *, run_id="r-1", events=(), folder=None, header_out=None, losses=None, evals=None
+    out,
+    steps=range(1, LAST + 1),
+    *,
+    run_id="r-1",
+    events=(),
+    folder=None,
+    header_out=None,
+    losses=None,
+    norms=None,
+    evals=None,
 ):
     """An attempt of a run, closed in good order; gives its folder. `evals`: losses of evaluations, by step."""
     header = RunHeader(run_id=run_id, backend="torch", created=1.0, out=str(header_out or out))
     folder = create_run(out, header) if folder is None else continue_run(out, run_id, header)
     recorder = Recorder(folder, seal_bytes=None)
     for step in steps:
-        recorder.put(StepRow(step, (losses or {}).get(step, 2.0 + 0.01 * (step % 7)), 1.0, 1e-3))
+        recorder.put(
+            StepRow(step, (losses or {}).get(step, 2.0 + 0.01 * (step % 7)), (norms or {}).get(step, 1.0), 1e-3)
+        )
         if evals and step in evals:
             recorder.put(Event("evaluation", step, 1.0, {"loss": evals[step]}))
     for kind, facts in events:

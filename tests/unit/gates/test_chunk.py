@@ -10,7 +10,7 @@ from trimtab.gates.nonfinite_steps import nonfinite_steps
 from trimtab.log.folder import continue_run, create_run, join_run
 from trimtab.log.reader import open_log
 from trimtab.recorder import Recorder
-from trimtab.values import Event, RunHeader, StepRow
+from trimtab.values import Event, MicroBatch, RunHeader, StepRow
 
 
 def chunk_of(run, **more):
@@ -111,7 +111,58 @@ def test_an_attempt_without_a_step_does_not_close_the_one_that_was_killed(run):
     recorder.close()
     gate = run.judge(finished)
     assert (gate.status, gate.figures["last_attempt"]) == ("failed", 2)
-    assert "attempt 1 was killed after step 50" in gate.text
+    assert "attempt 1 was killed after step 50, and what came after it trained no step" in gate.text
+
+
+def empty_attempt(run, *, records=(), reason="closed"):
+    """An attempt that goes on behind step 50 and takes no step."""
+    recorder = Recorder(continue_run(run.out, "r", RunHeader(run_id="r", backend="torch")))
+    recorder.put(Event("resume", 51, 1e10, {"attempt": 2}))
+    for record in records:
+        recorder.put(record)
+    recorder.put(Event("end", 51, 2e10, {"reason": reason}))
+    recorder.close()
+
+
+@pytest.mark.parametrize("records", [(), (MicroBatch(51, 0, [1], [3.0], [5]),)], ids=["nothing", "an open step"])
+def test_nor_one_that_died_by_an_exception(run, records):
+    run.attempt(1, 50, end="KeyboardInterrupt")
+    empty_attempt(run, records=records)
+    gate = run.judge(finished)
+    assert (gate.status, gate.figures["attempts"]) == ("failed", [1])
+    assert gate.text.startswith("attempt 1 ended at step 50 by KeyboardInterrupt, and was not closed, and what came")
+
+
+def test_an_attempt_without_a_step_takes_nothing_from_one_that_was_closed_and_is_told(run):
+    run.attempt(1, 50)
+    empty_attempt(run, reason="ValueError")
+    gate = run.judge(finished)
+    assert gate.status == "passed"
+    assert gate.text == "closed after steps 1 to 50; attempt 2 after it trained no step (its end: ValueError)"
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ({"reason": "dropped"}, "60 dropped"),
+        ({"reason": "all_skipped", "keep": False, "grad_norm": None, "num_tokens": 0}, "60 all_skipped"),
+        ({"reason": "scaler_overflow", "grad_norm": float("inf")}, "60 scaler_overflow"),
+    ],
+    ids=["dropped", "guarded", "overflows"],
+)
+def test_a_chunk_of_which_the_optimizer_took_no_step_has_not_been_trained(run, given, left_out):
+    run.attempt(1, 60, steps=dict.fromkeys(range(1, 61), given))
+    gate = run.judge(finished)
+    assert (gate.status, gate.figures["num_steps_taken"]) == ("failed", 0)
+    assert gate.text.startswith(f"the optimizer took none of steps 1 to 60 ({left_out}): ")
+
+
+@pytest.mark.parametrize(("num_taken", "is_told"), [(29, True), (30, False)], ids=["less than half", "half"])
+def test_that_most_steps_were_not_taken_is_told(run, num_taken, is_told):
+    run.attempt(1, 60, steps={step: {"reason": "dropped"} for step in range(num_taken + 1, 61)})
+    gate = run.judge(finished)
+    assert gate.status == "passed"
+    assert (f"the optimizer took {num_taken} of 60 steps (31 dropped)" in gate.text) is is_told
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ def test_experts_that_are_silent_as_chance_has_it_are_not_dead(run, make_layer, 
     few = (2, 3, 4, 2, 3, 2, 0, 0)
     run.attempt(1, 10, reports=lambda step: make_report(step, make_layer(counts=few)))
     gate = run.judge(dead_experts)
-    assert (gate.status, gate.text) == ("passed", "none of 8 in 1 layers at step 10, 2 silent as chance has it")
+    assert (gate.status, gate.text) == ("passed", "none of 8 in 1 layer at step 10, 2 silent as chance has it")
 
 
 def test_one_dead_expert_fails_and_is_named(run, make_layer, make_report):

@@ -1,6 +1,8 @@
 """The rates of a chunk against the schedule that its attempts stated; oracles are torch's formulas written out."""
 
+import dataclasses
 import math
+import re
 
 import pytest
 
@@ -32,12 +34,16 @@ def test_rates_as_the_schedule_says_pass(run):
 )
 def test_the_bound_is_a_millionth_on_both_sides(run, part, status):
     run.attempt(21, 40, rate=lambda step: cosine(step) * (1 + (part if step == 30 else 0)))
-    assert run.judge(learning_rate).status == status
+    gate = run.judge(learning_rate, since=20)
+    assert gate.status == status
+    if status == "failed":
+        found, expected = re.match(r"the rate of step 30 is (\S+), and (\S+) by the schedule", gate.text).groups()
+        assert (float(found) - float(expected)) / cosine(30) == pytest.approx(part, rel=0.5), "told apart"
 
 
 def test_a_schedule_that_has_come_to_its_end_may_leave_a_rounding_instead_of_nothing(run):
     run.attempt(190, 210, rate=lambda step: cosine(step) if step <= STEPS else 3e-20)
-    assert run.judge(learning_rate).status == "passed"
+    assert run.judge(learning_rate, since=189).status == "passed"
     run.attempt(211, 220, rate=lambda step: 3e-10)
     assert run.judge(learning_rate).status == "failed"
 
@@ -80,9 +86,10 @@ def test_a_rate_that_was_asked_for_on_a_resume_and_taken_over_passes(run):
 
 def test_a_rate_that_is_another_multiple_throughout_is_told_as_such(run):
     run.attempt(21, 60, rate=lambda step: 1.5 * cosine(step))
-    gate = run.judge(learning_rate)
+    gate = run.judge(learning_rate, since=20)
     assert gate.status == "failed"
     assert "1.5 times as high" in gate.text
+    assert "another parameter group" in gate.text
 
 
 def test_one_wrong_step_among_thousands_is_found(run):
@@ -96,10 +103,77 @@ def test_one_wrong_step_among_thousands_is_found(run):
 def test_a_schedule_that_waits_where_no_step_was_taken_is_as_it_says(run):
     # given: the Trainer does not call the scheduler where the loss scaler left a step out
     out = {25: {"reason": "scaler_overflow", "grad_norm": math.inf}, 40: {"reason": "scaler_overflow"}}
-    run.attempt(1, 60, steps=out, rate=lambda step: cosine(step - sum(step > one for one in out)))
+    waits = dataclasses.replace(COSINE, waits_for_dropped=True)
+    run.attempt(1, 60, steps=out, rate=lambda step: cosine(step - sum(step > one for one in out)), schedule=waits)
     gate = run.judge(learning_rate)
     assert (gate.status, gate.figures["num_steps_held"]) == ("passed", 2)
     assert "waits for steps that were not taken" in gate.text
+
+
+def test_one_that_does_not_wait_is_wrong_where_it_did_and_one_that_waits_where_it_did_not(run):
+    out = {25: {"reason": "scaler_overflow"}}
+    run.attempt(1, 60, steps=out, rate=lambda step: cosine(step - (step > 25)))
+    gate = run.judge(learning_rate)
+    assert (gate.status, gate.figures["step"], gate.figures["num_steps_held"]) == ("failed", 26, 0)
+    waits = dataclasses.replace(COSINE, waits_for_dropped=True)
+    run.attempt(61, 90, rate=lambda step: cosine(step), schedule=waits)
+    assert run.judge(learning_rate).status == "failed", "by the step before it, which the schedule was to wait for"
+
+
+def test_for_how_many_steps_it_waited_in_another_log_nobody_knows(run):
+    waits = dataclasses.replace(COSINE, waits_for_dropped=True)
+    run.attempt(31, 60, rate=lambda step: cosine(step - 2), schedule=waits)
+    gate = run.judge(learning_rate, since=30)
+    assert gate.status == "unknown"
+    assert gate.text.startswith("as stated if 2 steps before step 31 were not taken")
+
+
+def test_no_such_steps_are_made_up_to_explain_another_rate(run):
+    waits = dataclasses.replace(COSINE, waits_for_dropped=True)
+    run.attempt(31, 60, rate=lambda step: 1.01 * cosine(step), schedule=waits)
+    assert run.judge(learning_rate, since=30).status == "failed"
+
+
+def test_two_schedules_in_one_attempt_make_it_unknown_whatever_comes_last(run):
+    constant = Schedule(form="constant", lr=1e-3)
+    run.attempt(1, 60, rate=lambda step: 1e-3, events={59: ("schedule", constant.to_facts())})
+    gate = run.judge(learning_rate)
+    assert (gate.status, gate.text) == ("unknown", "attempt 1 stated two schedules that differ")
+
+
+def test_the_same_schedule_stated_twice_is_one(run):
+    run.attempt(1, 60, rate=cosine, events={30: ("schedule", COSINE.to_facts())})
+    assert run.judge(learning_rate).status == "passed"
+
+
+def test_one_step_at_the_old_rate_after_a_resume_with_more_steps_is_told_as_such(run):
+    # given: trained to the end of 60 steps, then asked for 200: a scheduler takes its first step at the rate it was
+    # saved at, and goes on as that of 200
+    short = Schedule(form="linear", lr=BASE, num_steps=60)
+    longer = Schedule(form="linear", lr=BASE, num_steps=200)
+    run.attempt(1, 60, schedule=short)
+    run.attempt(61, 90, schedule=longer, rate=lambda step: 0.0 if step == 61 else longer.rate(step))
+    gate = run.judge(learning_rate)
+    assert (gate.status, gate.figures["num_wrong"]) == ("failed", 1)
+    assert "this one step came at the rate that attempt 1 asked for (linear, lr 0.0003, 60 steps)" in gate.text
+    assert "num_steps changed from 60 to 200" in gate.text
+    assert "lr=" not in gate.text
+
+
+def test_one_step_at_the_old_rate_after_a_resume_with_another_is_told_as_such(run):
+    asked = dataclasses.replace(COSINE, lr=1e-4)
+    run.attempt(1, 60, rate=cosine)
+    run.attempt(61, 90, schedule=asked, rate=lambda step: cosine(step, base=BASE if step == 61 else 1e-4))
+    gate = run.judge(learning_rate)
+    assert (gate.status, gate.figures["num_wrong"]) == ("failed", 1)
+    assert "this one step came at the rate that attempt 1 asked for" in gate.text
+
+
+def test_a_warm_up_that_does_not_begin_at_0_is_named_as_what_it_may_be(run):
+    run.attempt(1, 15, rate=lambda step: BASE * step / WARMUP)
+    gate = run.judge(learning_rate)
+    assert "off by one, that of the step after" in gate.text
+    assert "the warm-up does not begin at 0: then state its warmup_from=" in gate.text
 
 
 def test_a_rate_behind_as_many_steps_that_were_taken_is_wrong(run):

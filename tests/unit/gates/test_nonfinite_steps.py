@@ -1,10 +1,16 @@
 """Steps whose loss or gradient norm is not finite; oracles are the steps that were broken on purpose."""
 
 import math
+import shutil
 
 import pytest
 
+from trimtab.gates.evidence import read_evidence
+from trimtab.gates.finished import finished
 from trimtab.gates.nonfinite_steps import nonfinite_steps
+from trimtab.log.folder import create_run, join_run
+from trimtab.recorder import Recorder
+from trimtab.values import Event, RunHeader, StepRow
 
 NAN, INF = math.nan, math.inf
 
@@ -27,7 +33,7 @@ def test_one_step_that_is_not_finite_fails_the_chunk_and_is_named(run, given, to
     gate = run.judge(nonfinite_steps)
     assert (gate.status, gate.figures["steps"], gate.figures["num_nonfinite"]) == ("failed", [77], 1)
     assert told in gate.text
-    assert "trimtab rewind --step 77" in gate.text
+    assert gate.text.endswith(f"; trimtab rewind {run.folder} --step 77 shows its rows")
 
 
 def test_many_are_counted_and_the_first_are_named(run):
@@ -53,6 +59,40 @@ def test_overflows_of_a_loss_scaler_are_counted_apart(run):
     gate = run.judge(nonfinite_steps)
     assert (gate.status, gate.figures["num_scaler_overflows"]) == ("passed", 1)
     assert gate.text == "none of 60 steps; 1 overflow of the loss scaler, not counted"
+
+
+OVERFLOW = {"grad_norm": INF, "reason": "scaler_overflow"}
+
+
+@pytest.mark.parametrize(
+    ("first", "status"), [(59, "passed"), (58, "failed"), (6, "failed")], ids=["two", "three", "55"]
+)
+def test_a_scaler_that_has_found_no_scale_when_the_chunk_ends_fails_it(run, first, status):
+    run.attempt(1, 60, steps=dict.fromkeys(range(first, 61), OVERFLOW))
+    gate = run.judge(nonfinite_steps)
+    assert (gate.status, gate.figures["num_scaler_overflows_at_end"]) == (status, 61 - first)
+    if status == "failed":
+        assert gate.text.startswith("the loss scaler has found no scale: gradients overflowed in ")
+        assert f"since step {first} none was taken" in gate.text
+
+
+def test_the_search_of_a_scalers_beginning_fails_nothing(run):
+    run.attempt(1, 60, steps=dict.fromkeys(range(1, 17), OVERFLOW))
+    assert run.judge(nonfinite_steps).status == "passed"
+
+
+@pytest.mark.parametrize("loss", [NAN, INF, -INF, 1e39], ids=str)
+def test_a_loss_that_the_run_reported_counts_though_its_rows_are_finite(run, loss):
+    # given: an auxiliary term that is no number, which no row holds
+    run.attempt(1, 60, steps={30: {"loss": loss, "rows_loss": 2.0}})
+    gate = run.judge(nonfinite_steps)
+    assert (gate.status, gate.figures["steps"]) == ("failed", [30])
+    assert f"the loss of step 30 is {loss:.4g}" in gate.text
+
+
+def test_of_a_step_without_tokens_no_loss_is_missed(run):
+    run.attempt(1, 30, steps={9: {"loss": NAN, "rows_loss": 2.0, "num_tokens": 0, "reason": "no_tokens"}})
+    assert run.judge(nonfinite_steps).status == "passed"
 
 
 def test_an_overflow_does_not_excuse_a_loss_that_is_nan(run):
@@ -85,3 +125,61 @@ def test_steps_that_are_missing_in_the_log_have_not_passed(run):
     gate = run.judge(nonfinite_steps)
     assert (gate.status, gate.figures["num_steps_missing"]) == ("unknown", 10)
     assert "10 steps of the chunk cannot be found in the log" in gate.text
+
+
+def test_a_log_that_begins_in_the_middle_of_its_run_has_lost_what_came_before(run):
+    run.attempt(31, 80)
+    gate = run.judge(nonfinite_steps)
+    assert (gate.status, gate.figures["num_steps_missing"]) == ("unknown", 30)
+    assert "which begins with step 31 (--since 30 judges from there)" in gate.text
+    assert run.judge(nonfinite_steps, since=30).status == "passed"
+
+
+def test_one_that_goes_on_from_a_checkpoint_of_another_log_has_not(run):
+    # given: what a run writes that has compared its first steps with the last ones of a checkpoint
+    run.attempt(31, 80, events={31: ("resume_check", {"num_steps": 5, "compared": ["loss"], "findings": []})})
+    gate = run.judge(nonfinite_steps)
+    assert (gate.status, gate.text) == ("passed", "none of 50 steps")
+
+
+def two_ranks(tmp_path, *, steps_of_second):
+    header = RunHeader(run_id="r", backend="torch", world_size=2, created=1.0, out=str(tmp_path))
+    folders = [create_run(tmp_path, header)]
+    folders.append(join_run(tmp_path, header, attempt=1, folder=str(folders[0].path)))
+    for rank, steps in ((0, range(1, 21)), (1, steps_of_second)):
+        recorder = Recorder(folders[rank], rank=rank)
+        for step in steps:
+            recorder.put(StepRow(step, 2.0, 1.0, 1e-3, num_tokens=10))
+        recorder.put(Event("end", 20, 3.0, {"reason": "closed"}))
+        recorder.close()
+    return folders[0].path
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"),
+    [(range(1, 21), "passed"), ([*range(1, 9), *range(10, 21)], "unknown"), ([], "unknown")],
+    ids=["whole", "one lost", "all lost"],
+)
+def test_a_step_that_a_rank_left_no_record_of_has_not_passed(tmp_path, steps, status):
+    evidence = read_evidence(two_ranks(tmp_path, steps_of_second=steps))
+    gate = nonfinite_steps(evidence)
+    assert (gate.status, gate.figures["num_steps_of_some_ranks"]) == (status, 20 - len(list(steps)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_files_are_gone_has_not_passed(tmp_path, rank):
+    folder = two_ranks(tmp_path, steps_of_second=range(1, 21))
+    for part in folder.glob(f"**/rank-0000{rank}.*"):
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+    evidence = read_evidence(folder)
+    assert nonfinite_steps(evidence).status == "unknown"
+    assert finished(evidence).status == "unknown"
+
+
+def test_step_records_that_are_lost_are_missed_though_the_rows_are_there(sealed_run):
+    sealed_run.attempt(1, 30)
+    (records,) = sealed_run.folder.glob("**/steps.parquet")
+    records.write_bytes(records.read_bytes()[:-100])
+    gate = sealed_run.judge(nonfinite_steps)
+    assert (gate.status, gate.figures["num_steps_of_some_ranks"]) == ("unknown", 30)
+    assert "of 30 steps not every rank's record is in the log" in gate.text

@@ -26,7 +26,7 @@ def test_weights_that_a_step_may_have_spoilt_stand_against_the_chunk(run):
     gate = run.judge(watch)
     assert gate.status == "failed"
     assert gate.text.startswith("nonfinite: ")
-    assert "trimtab ckpt pick --healthy" in gate.text
+    assert "do not build on it" in gate.text
 
 
 def test_a_finding_that_fails_a_gate_of_its_own_is_left_to_that_gate(run, make_layer, make_report):
@@ -52,6 +52,32 @@ def test_a_warning_that_marks_nothing_is_told_and_passes(run):
     events = {40: ("vitals", {"step": 40, "attention_logit": 20.0})}
     run.attempt(1, 60, events=events)
     assert run.judge(watch).status == "passed"
+
+
+def scales(step):
+    """A loss scale that had settled, and halves at every step from step 50 on; gradients overflow with it."""
+    scale = 2.0**14 / 2 ** max(0, step - 49)
+    overflows = {"reason": "scaler_overflow", "grad_norm": math.inf} if step >= 50 else {}
+    return {"loss_scale": scale, **overflows}
+
+
+def test_a_training_that_stands_still_fails_though_its_weights_are_as_they_were(run):
+    run.attempt(1, 60, steps={step: scales(step) for step in range(1, 61)})
+    gate = run.judge(watch)
+    assert gate.status == "failed"
+    assert gate.text.startswith("loss_scale_collapse: the loss scale fell from 16384 to ")
+    assert "(since step 52, last seen at step 60)" in gate.text
+
+
+def test_evaluations_that_are_the_same_to_the_last_bit_fail_it(run):
+    run.attempt(1, 60, evaluations={20: 2.5, 40: 2.5, 60: 2.5})
+    gate = run.judge(watch)
+    assert (gate.status, gate.text.startswith("eval_unchanged: ")) == ("failed", True)
+
+
+def test_a_finding_is_dated_from_where_it_began(run):
+    run.attempt(1, 60, steps={step: {"grad_norm": math.nan} for step in range(30, 61)})
+    assert "(since step 30, last seen at step 60)" in run.judge(watch).text
 
 
 def test_without_a_watch_it_is_unknown_unless_the_log_alone_speaks_against_it(run):

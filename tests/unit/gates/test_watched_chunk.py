@@ -35,7 +35,7 @@ def collapsed(make_layer, make_report):
 def test_sound_routers_pass_and_the_figures_are_told(run):
     run.attempt(1, 60)
     assert set(statuses(run).values()) == {"passed"}
-    assert run.judge(router_z).text == "z of a layer 6 to 8; 6 to 8 at step 60"
+    assert run.judge(router_z).text == "z of a layer 6 to 8; 6 to 8 at step 60 (band 0.3 to 150)"
     assert run.judge(router_load).text == "load balance of a layer 1.02 (even: 1); 1.02 at step 60"
     assert run.judge(dead_experts).text == "none of 16 in 2 layers at step 60"
     assert run.judge(populations).text == "each of 2 has 50 % of the tokens of a layer at step 60 (even: 50 %)"
@@ -46,10 +46,10 @@ def test_a_collapse_fails_load_experts_and_populations_and_sends_back(run, colla
     found = statuses(run)
     assert (found["router_load"], found["dead_experts"], found["populations"]) == ("failed",) * 3
     for gate in (router_load, dead_experts, populations):
-        assert "trimtab ckpt pick --healthy" in run.judge(gate).text
+        assert f"trimtab rewind {run.folder} tells more" in run.judge(gate).text
     text = run.judge(populations).text
     assert text.startswith(
-        "population 1 of 2 has 0 % of the tokens of layer moe.1 at step 100, less than half of its even"
+        "population 1 of 2 has 0 % of the tokens of layer moe.1 at step 100, less than an eighth of its even"
     )
 
 
@@ -57,6 +57,12 @@ def test_what_began_in_an_earlier_chunk_and_stands_fails_this_one(run, collapsed
     run.attempt(1, 100, reports=lambda step: collapsed(step) if step > 60 else make_report(step))
     run.attempt(101, 130, reports=collapsed)
     assert statuses(run)["router_load"] == "failed"
+
+
+def test_what_stands_at_the_end_fails_whenever_it_was_said(run, collapsed, make_report):
+    run.attempt(1, 100, reports=lambda step: collapsed(step) if step >= 20 else make_report(step))
+    assert statuses(run, since=90)["router_load"] == "failed"
+    assert "since step 20, last seen at step 100" in run.judge(router_load, since=90).text
 
 
 def test_what_an_earlier_chunk_came_back_from_does_not(run, collapsed, make_report):
@@ -165,5 +171,5 @@ def test_a_model_whose_z_is_known_as_a_whole_only_is_not_passed_for_its_layers(t
     recorder.put(Event("router", 10, 1.0, report_to_facts(made)))
     recorder.close()
     evidence = read_evidence(folder.path)
-    assert router_z(evidence).text == "z summed over layers 20; 20 at step 10"
+    assert router_z(evidence).text == "z summed over layers 20; 20 at step 10 (band 1 to 150)"
     assert [gate(evidence).status for gate in (router_load, dead_experts)] == ["unknown", "unknown"]

@@ -10,6 +10,7 @@ import trimtab
 from trimtab import GuardConfig, Schedule
 from trimtab.gates.judging import judge_chunk
 from trimtab.integrations.hf_schedule import schedule_of
+from trimtab.values import STEP_REASONS
 
 # Two epochs of seven batches, in windows of two: eight steps, of which the arguments do not tell the number.
 ARGS = dict(gradient_accumulation_steps=2, num_train_epochs=2)
@@ -29,6 +30,19 @@ FORMS = {
     ),
     "constant, whose warm-up has no effect": dict(lr_scheduler_type="constant", warmup_steps=3),
     "constant behind a warm-up": dict(lr_scheduler_type="constant_with_warmup", warmup_steps=3),
+    "inverse square root": dict(lr_scheduler_type="inverse_sqrt", warmup_steps=2),
+    "inverse square root at once": dict(lr_scheduler_type="inverse_sqrt"),
+    "inverse square root, slower": dict(
+        lr_scheduler_type="inverse_sqrt", warmup_steps=2, lr_scheduler_kwargs=dict(timescale=30)
+    ),
+    "stable, then a wave": dict(
+        lr_scheduler_type="warmup_stable_decay", warmup_steps=2, lr_scheduler_kwargs=dict(num_decay_steps=3)
+    ),
+    "stable, then a line down to a part": dict(
+        lr_scheduler_type="warmup_stable_decay",
+        warmup_steps=3,
+        lr_scheduler_kwargs=dict(num_decay_steps=3, decay_type="linear", min_lr_ratio=0.1, num_cycles=3.0),
+    ),
     "a warm-up beyond the end": dict(lr_scheduler_type="cosine", warmup_steps=50),
     "steps that are named": dict(lr_scheduler_type="cosine", warmup_steps=2, max_steps=5),
     "no accumulation": dict(lr_scheduler_type="linear", gradient_accumulation_steps=1, warmup_steps=1),
@@ -216,18 +230,76 @@ def test_nothing_is_stated_of_an_optimizer_or_a_scheduler_of_the_users_own(bench
 @pytest.mark.parametrize(
     "args",
     [
-        dict(lr_scheduler_type="inverse_sqrt", warmup_steps=2),
+        dict(
+            lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=dict(num_decay_steps=9, warmup_type="cosine")
+        ),
+        dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=dict(num_decay_steps=3, decay_type="1-sqrt")),
+        dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=dict(num_decay_steps=3, num_cycles=1.5)),
+        dict(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=dict(num_decay_steps=3, min_lr_ratio=None)),
         dict(lr_scheduler_type="polynomial"),
         dict(lr_scheduler_type="cosine_with_restarts"),
         dict(lr_scheduler_type="cosine", lr_scheduler_kwargs=dict(num_cycles=1.0)),
         dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=dict(min_lr=2e-3)),
         dict(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=dict(min_lr=1e-4, num_cycles=2.5)),
     ],
-    ids=["inverse square root", "polynomial", "restarts", "a whole wave", "a floor above the rate", "waves to a floor"],
+    ids=[
+        "a warm-up in a wave",
+        "a fall as a root",
+        "waves at the end",
+        "no part",
+        "polynomial",
+        "restarts",
+        "a whole wave",
+        "a floor above the rate",
+        "waves to a floor",
+    ],
 )
 def test_no_schedule_is_made_of_a_form_that_none_has(tmp_path, args):
     settings = TrainingArguments(str(tmp_path), use_cpu=True, learning_rate=1e-3, **args)
     assert schedule_of(settings, lr=1e-3, num_steps=NUM_STEPS) is None
+
+
+# Every step of a longer schedule, at which the rates of a training of eight would be too few.
+@pytest.mark.parametrize(
+    ("kind", "num_warmup_steps", "further"),
+    [
+        ("linear", 7, {}),
+        ("cosine", 7, {}),
+        ("cosine_with_min_lr", 7, dict(min_lr_rate=0.2)),
+        ("constant_with_warmup", 7, {}),
+        ("inverse_sqrt", 7, {}),
+        ("inverse_sqrt", 0, {}),
+        ("inverse_sqrt", 7, dict(timescale=3)),
+        ("inverse_sqrt", 7, dict(timescale=300)),
+        ("warmup_stable_decay", 7, dict(num_decay_steps=20)),
+        ("warmup_stable_decay", 0, dict(num_decay_steps=20, decay_type="linear", min_lr_ratio=0.25)),
+        ("warmup_stable_decay", 7, dict(num_decay_steps=20, min_lr_ratio=0.25)),
+        ("warmup_stable_decay", 7, dict(num_decay_steps=20, num_stable_steps=11)),
+        ("warmup_stable_decay", 7, dict(num_decay_steps=93)),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps:UserWarning")
+def test_a_stated_schedule_is_that_of_transformers_at_every_step_and_behind_the_last(
+    tmp_path, kind, num_warmup_steps, further
+):
+    # given
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    scheduler = get_scheduler(kind, optimizer, num_warmup_steps, 100, scheduler_specific_kwargs=dict(further))
+    args = TrainingArguments(
+        str(tmp_path),
+        use_cpu=True,
+        lr_scheduler_type=kind,
+        warmup_steps=num_warmup_steps,
+        lr_scheduler_kwargs=further,
+    )
+    # when
+    schedule = schedule_of(args, lr=1e-3, num_steps=100)
+    # then
+    for step in range(1, 101 if kind in ("linear", "cosine", "cosine_with_min_lr") else 200):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule.rate(step), rel=1e-9, abs=1e-18), step
+        optimizer.step()
+        scheduler.step()
 
 
 def test_a_training_with_such_a_form_states_none(bench):
@@ -248,16 +320,47 @@ def test_a_schedule_that_is_held_at_a_dropped_step_is_stated_as_it_was_asked_for
     found = recorded_rates(trained.run)
     lag = int(on_dropped == "hold")
     assert found == pytest.approx({step: schedule.rate(step - lag * (step > 4)) for step in found}, rel=1e-9)
+    assert schedule.waits_for_dropped is bool(lag)
     assert rates_gate(trained.run).status == "passed"
 
 
-def test_a_schedule_under_a_gradient_scaler_is_stated(bench):
-    trainer = bench.trainer(dict(args=ARGS | FORMS["cosine"]))
+# accelerate sees an overflow where the optimizer was not called, and a fused one always is.
+@pytest.mark.parametrize(("optim", "waits"), [("adamw_torch", True), ("adamw_torch_fused", False)])
+@pytest.mark.parametrize("init_scale", [64.0, 2.0**127], ids=["fits", "overflows"])
+def test_whether_a_schedule_waits_for_overflows_is_stated_as_the_trainer_does_it(bench, optim, waits, init_scale):
+    # given
+    trainer = bench.trainer(dict(args=ARGS | FORMS["cosine"] | dict(optim=optim)))
     # as it would have one on a GPU under fp16
-    trainer.accelerator.native_amp, trainer.accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=64.0)
+    trainer.accelerator.native_amp, trainer.accelerator.scaler = (
+        True,
+        torch.amp.GradScaler("cpu", init_scale=init_scale),
+    )
+    # when
     run = trimtab.attach(trainer)
     trainer.train()
-    assert recorded_rates(run) == of(stated(run)[0][2], range(1, NUM_STEPS + 1))
+    # then
+    [(_, _, schedule)] = stated(run)
+    assert schedule.waits_for_dropped is waits
+    reasons = [STEP_REASONS[code] for code in trimtab.open_log(run.folder).step_columns().reason]
+    overflowed = [reason == "scaler_overflow" for reason in reasons]
+    assert any(overflowed) is (init_scale > 64)
+    lags = [sum(overflowed[:number]) if waits else 0 for number in range(NUM_STEPS)]
+    expected = {step: schedule.rate(step - lag) for step, lag in enumerate(lags, start=1)}
+    assert recorded_rates(run) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+
+
+def test_a_schedule_does_not_wait_where_nothing_may_be_left_out(bench):
+    trained = bench.train(dict(args=ARGS), attach=dict(guard=GuardConfig(rule="robust")))
+    [(_, _, schedule)] = stated(trained.run)
+    assert schedule.waits_for_dropped is False
+
+
+def test_lr_on_resume_is_not_what_is_asked_for_where_nothing_is_resumed(bench):
+    with pytest.warns(trimtab.TrimtabWarning, match="has no effect on a training that begins anew"):
+        trained = bench.train(dict(args=ARGS | FORMS["cosine"]), attach=dict(lr_on_resume=3e-4))
+    [(_, _, schedule)] = stated(trained.run)
+    assert schedule.lr == 1e-3
+    assert recorded_rates(trained.run) == of(schedule, range(1, NUM_STEPS + 1))
 
 
 @pytest.mark.parametrize("off", ["record=False", "TRIMTAB=off"])

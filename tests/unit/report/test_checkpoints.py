@@ -45,6 +45,13 @@ def test_what_is_wrong_stands_below_its_row():
     assert lines[8] == "    lacks scheduler, which a resume needs"
 
 
+def test_of_many_reasons_those_that_do_not_stand_below_the_row_are_told_behind_the_list():
+    reasons = tuple(f"z_band in gate_{number} at step 9: z is 4e5" for number in range(4))
+    told = ("w holds nan", *reasons)
+    lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(healthy=False, unhealthy_because=told),), (), 0)])
+    assert lines[4:9] == ["    not healthy: w holds nan; z_band in gate_0 at step 9; and 3 more", *reasons]
+
+
 def test_ignored_entries_are_told_up_to_a_limit():
     ignored = tuple(Ignored(Path(f"a/{number}"), "no checkpoint") for number in range(MAX_IGNORED + 5))
     lines = drawn(draw_folders, [ListedFolder(Path("a"), (info(),), ignored, len(ignored))])

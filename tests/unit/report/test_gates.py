@@ -11,6 +11,11 @@ from trimtab.report.gates import draw_gates, verdict
 LONG = "every layer is in its band of 0.3 to 12, " * 9
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def report(statuses=None, *, texts=None, **more):
     """All gates passed but those that are named."""
     gates = tuple(
@@ -36,7 +41,7 @@ def drawn(value, *, columns=80, strict=False, encoding="ascii"):
 
 def table_of(lines):
     begin = next(place for place, line in enumerate(lines) if line.startswith("status"))
-    return lines[begin : begin + 2 + len(GATE_NAMES)]
+    return lines[begin : lines.index("", begin)]
 
 
 def test_every_gate_is_one_line_of_a_table_in_the_order_of_their_names():
@@ -52,13 +57,39 @@ def test_every_gate_is_one_line_of_a_table_in_the_order_of_their_names():
     ]
 
 
-@pytest.mark.parametrize("columns", [80, 100, 160])
-def test_the_table_fits_the_console_and_a_long_figure_is_cut(columns):
+def test_the_figures_of_a_gate_are_never_cut_but_go_on_below_themselves():
+    heading, rule, first, *others = table_of(drawn(report(texts={"finished": LONG})))
+    below = [line for line in others if line.startswith(" ")]
+    place = heading.index("figures")
+    assert " ".join(line[place:] for line in (first, *below)) == LONG.strip()
+    assert not any(line[:place].strip() for line in below)
+    assert len(rule) == max(map(len, (first, *others)))
+
+
+@pytest.mark.parametrize(("columns", "most"), [(40, 40), (50, 50), (64, 64), (80, 80), (100, 100), (160, 100)])
+def test_the_table_fits_the_console_and_a_pipe_has_no_lines_of_more_than_100(columns, most):
     statuses = {"round_trip": "inapplicable", "watch": "failed"}
-    lines = table_of(drawn(report(statuses, texts=dict.fromkeys(GATE_NAMES, LONG)), columns=columns))
-    assert max(map(len, lines)) <= columns
-    assert max(map(len, lines)) > columns - 10
-    assert sum(line.endswith("...") for line in lines) == len(GATE_NAMES) - 1
+    texts = {name: f"{LONG}{name}" for name in GATE_NAMES}
+    lines = table_of(drawn(report(statuses, texts=texts), columns=columns))
+    assert most - 10 < max(map(len, lines)) <= most
+    joined = " ".join(" ".join(lines).split())
+    assert all((" ".join(text.split()) in joined) == (name != "watch") for name, text in texts.items())
+
+
+def test_a_terminal_has_as_many_characters_as_it_says():
+    stream = Terminal()
+    draw_gates(report(texts={"finished": LONG}), console=make_console(stream, environ={"COLUMNS": "160"}))
+    assert 100 < max(map(len, stream.getvalue().splitlines())) - len("\x1b[32m\x1b[0m") <= 160
+
+
+def test_what_several_gates_say_in_the_same_words_is_said_once():
+    routers = ("router_z", "router_load", "dead_experts")
+    lines = drawn(report(dict.fromkeys(routers, "inapplicable"), texts=dict.fromkeys(routers, "it has no routers")))
+    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("inapplicable")] == [
+        "it has no routers",
+        "as router_z",
+        "as router_z",
+    ]
 
 
 def test_what_failed_and_what_is_unknown_stands_below_in_full():
@@ -83,10 +114,6 @@ def test_nothing_of_a_strangers_log_acts_on_a_terminal():
 
 
 def test_colour_is_for_a_terminal_alone():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     stream = Terminal()
     draw_gates(report({"watch": "failed"}), console=make_console(stream, environ={"COLUMNS": "80"}))
     coloured = stream.getvalue()

@@ -128,4 +128,25 @@ def test_a_long_reason_is_its_head_and_its_finding_has_one_name() -> None:
         "model's 0.bias: 1 entry is NaN or infinite and was finite at the run's beginning, the first at flat index 0"
     )
     assert short([weight]) == finding_in(weight) == weight
-    assert len(short(["x" * 5_000])) == 160
+    assert len(short(["x" * 5_000])) == 120
+
+
+def test_of_many_reasons_two_are_told_and_how_many_more_there_are() -> None:
+    reasons = [f"z_band in blocks.{layer}.gate at step 200: z is 4e5" for layer in range(12)]
+    told = "z_band in blocks.0.gate at step 200; z_band in blocks.1.gate at step 200"
+    assert short(reasons[:2]) == told
+    assert short(reasons) == f"{told}; and 10 more"
+    # however many there are, and however long they are
+    layers = ", ".join(f"blocks.{layer}.gate" for layer in range(15))
+    assert len(short([f"collapse in {layers} at step 200: MaxVio 3"] * 900)) < 260
+
+
+def test_an_error_says_what_to_do_before_it_says_why(save: Save, tmp_path: Path) -> None:
+    reasons = [f"z_band in blocks.{layer}.gate at step 200: {WORSE * 9}" for layer in range(40)]
+    for step in range(20, 221, 20):
+        save(step, healthy=False, unhealthy_because=reasons)
+    with pytest.raises(CheckpointError, match="none of its checkpoints is a healthy one") as caught:
+        pick(tmp_path, healthy=True)
+    message = str(caught.value)
+    assert message.index("start without a checkpoint") < message.index("step_220: not healthy")
+    assert len(message) < 2_000

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from trimtab import UsageError
+from trimtab import Run, UsageError, open_log
 from trimtab.checkpoint import Checkpointer, round_trip
+from trimtab.resume.manifest import manifest_checksum
 
 RATE = 0.5
 
@@ -181,20 +182,6 @@ def test_of_a_training_that_has_gone_on_ten_differences_are_named_and_all_are_co
     assert line.endswith("; and 9 more")
 
 
-def tied():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    return model, torch.optim.SGD(model.parameters(), lr=RATE), None
-
-
-def test_weights_that_are_tied_are_told_once(tmp_path):
-    training = Training(tmp_path, make=tied)
-    with torch.no_grad():
-        training.model[1].weight.fill_(7.0)
-    [difference] = training.go_round(build=tied).differences
-    assert difference.startswith("0.weight differs in 4 of 4 entries")
-
-
 def test_state_that_a_model_makes_something_else_of_is_found(tmp_path):
     def rounding():
         model, optimizer, scheduler = build()
@@ -256,6 +243,28 @@ def test_a_checkpoint_that_was_changed_since_is_told_and_nothing_is_raised(what,
     [reason] = result.differences
     assert expected in reason
     assert f"round trip of {training.saved.path}: it could not be loaded: " in caplog.text
+
+
+def test_a_save_that_takes_its_place_while_it_is_loaded_is_told(training):
+    def build_and_save():
+        model, optimizer, scheduler = build()
+        # One as the model is loaded: what was read is the training, and what lies there now nobody has looked at.
+        model.register_load_state_dict_post_hook(lambda *_: save_again(training))
+        return model, optimizer, scheduler
+
+    result = training.go_round(build=build_and_save)
+    assert result.differences == ("another save has taken its place while it was loaded",)
+    assert (result.same, result.num_differences) == (False, 1)
+    assert result.manifest_crc32 != manifest_checksum(training.saved.path)
+
+
+def test_the_log_of_the_run_holds_what_is_not_the_same_too(training, tmp_path):
+    training.train(1)
+    with Run(tmp_path, model=training.model, optimizer=training.optimizer) as run:
+        result = training.go_round(run=run)
+    [facts] = [event.facts for event, *_ in open_log(run.folder).event_stream(("round_trip",))]
+    assert (facts["same"], len(facts["differences"]), facts["num_differences"]) == (False, 10, 12)
+    assert facts == result.to_facts()
 
 
 def test_a_checkpoint_that_is_not_there_is_told(training, tmp_path):

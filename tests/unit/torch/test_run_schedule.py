@@ -95,6 +95,44 @@ def test_the_rates_of_a_stated_schedule_are_those_of_the_schedulers_of_torch(tmp
     assert found == pytest.approx({step: schedule.rate(step) for step in found}, rel=1e-9, abs=1e-18)
 
 
+def wave(k, begin, end):
+    return (1 + math.cos(math.pi * min(1, (k - begin) / (end - begin)))) / 2
+
+
+# Factors as they are written in many a training script, and the settings that have the same rates.
+USUAL = {
+    "k / W": (
+        lambda k, w, n: k / w if k < w else wave(k, w, n),
+        lambda w, n: dict(num_steps=n, num_warmup_steps=w),
+    ),
+    "(k + 1) / W": (
+        lambda k, w, n: (k + 1) / w if k < w else wave(k, w, n),
+        lambda w, n: dict(num_steps=n, num_warmup_steps=w - 1, warmup_from=1 / w, num_stable_steps=1),
+    ),
+    "(k + 1) / (W + 1)": (
+        lambda k, w, n: (k + 1) / (w + 1) if k < w else wave(k, w, n),
+        lambda w, n: dict(num_steps=n, num_warmup_steps=w, warmup_from=1 / (w + 1)),
+    ),
+    "all of it one step on": (
+        lambda k, w, n: (k + 1) / w if k + 1 < w else wave(k + 1, w, n),
+        lambda w, n: dict(num_steps=n - 1, num_warmup_steps=w - 1, warmup_from=1 / w),
+    ),
+}
+
+
+@pytest.mark.parametrize("num_warmup_steps", [1, 2, 8])
+@pytest.mark.parametrize("name", USUAL)
+def test_the_usual_ways_to_warm_up_can_be_stated(name, num_warmup_steps):
+    factor, settings = USUAL[name]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    scheduler = LambdaLR(optimizer, lambda k: factor(k, num_warmup_steps, NUM_STEPS))
+    schedule = Schedule(form="cosine", lr=LR, **settings(num_warmup_steps, NUM_STEPS))
+    for step in range(1, NUM_STEPS + 1):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule.rate(step), rel=1e-9, abs=1e-18), step
+        optimizer.step()
+        scheduler.step()
+
+
 def test_each_attempt_states_its_own_before_its_first_step(tmp_path):
     # given a run that is interrupted at step 12, and gone on with at another rate
     first = Loop(tmp_path, schedule=(asked := OF_TORCH["sequence"][1])).train(12)

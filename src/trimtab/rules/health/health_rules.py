@@ -99,7 +99,11 @@ class HealthRules:
 
     def standing(self) -> tuple[WatchFinding, ...]:
         """What was said and is not over, as it was seen last."""
-        return tuple(one.finding for one in self._parts.standing())
+        return tuple(one.finding for one in self.stands())
+
+    def stands(self) -> tuple[Standing, ...]:
+        """Likewise, each with the step at which it was said first."""
+        return self._parts.standing()
 
     def unhealthy_because(self) -> tuple[str, ...]:
         """Why a checkpoint that is saved now is not one to go on from, and when that was seen; empty: it is."""
