@@ -232,7 +232,7 @@ def test_what_is_longer_is_printed_in_lines_of_120_columns_and_no_path_is_broken
     assert all(len(line) <= 120 for line in lines[:-1])
 
 
-def test_all_that_a_training_tells_keeps_to_120_columns_and_says_each_thing_once(tmp_path, monkeypatch, capfd):
+def test_all_that_a_training_tells_keeps_to_120_columns_and_says_each_thing_once(tmp_path, monkeypatch, capfd, caplog):
     # given: a folder with a name as short as the default's
     monkeypatch.chdir(tmp_path)
     out = Path("runs/twin-tiny")
@@ -240,11 +240,12 @@ def test_all_that_a_training_tells_keeps_to_120_columns_and_says_each_thing_once
     train(small(), out=out, stop_at=16)
     train(small(), out=out, stop_at=17, asked={"lr": 1e-3})
     # then
-    told, complained = capfd.readouterr()
+    told, complained = capfd.readouterr()[0], "\n".join(caplog.messages)
+    assert "Trimtab records run" in complained
     assert [line for line in told.splitlines() if len(line) > 120] == []
-    assert (told + complained).count("step_16:") == 1
-    assert len([line for line in (told + complained).splitlines() if "0.001" in line or "1e-03" in line]) == 1
-    trips = [line for line in (told + complained).splitlines() if "round trip" in line]
+    assert f"{told}{complained}".count("step_16:") == 1
+    assert len([line for line in f"{told}{complained}".splitlines() if "0.001" in line or "1e-03" in line]) == 1
+    trips = [line for line in f"{told}{complained}".splitlines() if "round trip" in line]
     assert [line.partition("; ")[0] for line in trips] == [
         "round trip: step_16 loads to the last bit",
         "round trip: step_17 loads to the last bit",

@@ -117,7 +117,7 @@ class WatchedStretch:
 
     def take_report(self, report: RouterReport) -> None:
         """Takes a report of the routers."""
-        if report.step <= self.last_step:
+        if self.first_step <= self.last_step >= report.step:
             self.recent.append(report)
         if not self.holds(report.step):
             return

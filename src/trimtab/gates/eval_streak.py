@@ -84,7 +84,9 @@ def _problem(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]
 
 def _shown(evidence: Evidence, seen: list[_Evaluated], figures: dict[str, Any]) -> str:
     last, last_step, end = figures["last"], figures["last_step"], evidence.chunk.last_step
-    text = f"streak {figures['streak']} of the {figures['patience']} that fail it{_of(figures['name'])}"
+    streak, patience = figures["streak"], figures["patience"]
+    of = f" of the {patience} that fail it" if streak < patience else f", where {patience} fail it"
+    text = f"streak {streak}{of}{_of(figures['name'])}"
     if figures["best"] is not None:
         text += f", best {figures['best']:.6g} at step {figures['best_step']}"
     text += f", last {last if isinstance(last, str) else f'{last:.6g}'} at step {last_step}"

@@ -20,9 +20,9 @@ from trimtab.watched import LayerFigures, RouterReport
 
 # Measured on the `tiny` preset of recipes/twin_moe: two populations, a report every 25 steps, seeds 0 to 4. The smaller
 # one of a layer has 0.22 to 0.44 of its tokens in the reports of the first 100 steps, below 0.25 in one of twenty and
-# in no two in a row; of all layers together 0.36 to 0.5. A population whose router was broken in that model has 0.035,
-# then nothing, of a layer, and 0.22 of all layers. So a single report of a layer is no trend: a router may find its
-# balance by itself, and is given as many reports as the watch gives a young one elsewhere.
+# in no two in a row, and 0.32 to 0.49 behind them; of all layers together 0.36 to 0.5. A population whose router was
+# broken in that model has 0.035, then nothing, of a layer, and 0.22 of all layers. So a single report of a layer is no
+# trend: a router may find its balance by itself, and is given as many reports as the watch gives a young one elsewhere.
 LEAST_SHARE: Final = 0.5
 """Part of an even share below which a population is small: of a layer in `NUM_RECENT` reports in a row, or of all
 layers together in the last one."""

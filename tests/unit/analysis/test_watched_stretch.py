@@ -48,6 +48,7 @@ def test_only_what_took_place_in_the_stretch_is_kept():
     assert (seen.steps, seen.looks, seen.names, seen.num_layers) == ({11, 20}, {11, 20}, {"a", "b"}, 4)
     assert seen.report is not None
     assert (seen.report.step, seen.z.whole, seen.z.last) == (20, (11.0, 40.0), (20.0, 40.0))
+    assert [one.step for one in seen.recent] == [10, 11, 20], "the last reports, also from before it"
 
 
 def test_a_stretch_without_a_step_keeps_nothing():
