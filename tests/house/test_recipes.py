@@ -15,7 +15,7 @@ ROOMS = ("trimtab.checkpoint", "trimtab.memory", "trimtab.moe", "trimtab.proof")
 def recipes(root):
     """The files that a reader copies: not the tests, and not the study, which looks into logs as Trimtab does."""
     files = [path.relative_to(root / "recipes") for path in sorted((root / "recipes").rglob("*.py"))]
-    copied = [path for path in files if not any(part == "tests" or part.startswith("study") for part in path.parts)]
+    copied = [path for path in files if {"tests", "study"}.isdisjoint(path.parts)]
     assert len(copied) > 15
     return {str(path): ast.parse((root / "recipes" / path).read_text(encoding="ascii")) for path in copied}
 

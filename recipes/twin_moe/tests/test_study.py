@@ -8,22 +8,25 @@ import signal
 import struct
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-import recipes.twin_moe.study
-import recipes.twin_moe.study_arm
+import recipes.twin_moe.config
+import recipes.twin_moe.study.__main__
+import recipes.twin_moe.study.arm
 import trimtab
 from recipes.strict_yaml import ConfigError
-from recipes.twin_moe.study import main, study
-from recipes.twin_moe.study_arm import SAID_NAME, steps_done, train_arms
-from recipes.twin_moe.study_figure import SIZE_PIXELS, draw_study
-from recipes.twin_moe.study_plan import plan, stops
-from recipes.twin_moe.study_reading import read_arm, weight_name
-from recipes.twin_moe.study_table import table_lines
+from recipes.twin_moe.study.__main__ import main
+from recipes.twin_moe.study.arm import SAID_NAME, steps_done, train_arms
+from recipes.twin_moe.study.figure import SIZE_PIXELS, draw_study
+from recipes.twin_moe.study.plan import defaults_of, plan, stops
+from recipes.twin_moe.study.reading import read_arm, weight_name
+from recipes.twin_moe.study.sweep import study
+from recipes.twin_moe.study.table import table_lines
 from recipes.twin_moe.tests.small_twin import small
 from recipes.twin_moe.train import train
 from trimtab.checkpoint import Checkpointer
@@ -38,7 +41,7 @@ WEIGHTS = (1e-4, 10.0)
 INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from recipes.twin_moe.study import main
+from recipes.twin_moe.study.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -291,8 +294,8 @@ def test_an_arm_that_the_guard_gives_up_on_is_told_and_the_others_go_on(tmp_path
             raise trimtab.GuardLockupError("8 in a row\nare spikes")
         return train(config, **arguments)
 
-    monkeypatch.setattr(recipes.twin_moe.study, "read_preset", lambda name: small())
-    monkeypatch.setattr(recipes.twin_moe.study_arm, "train", give_up)
+    monkeypatch.setattr(recipes.twin_moe.study.__main__, "read_preset", lambda name: small())
+    monkeypatch.setattr(recipes.twin_moe.study.arm, "train", give_up)
     # when
     status = main(
         ["--out", str(tmp_path), "--weights", "10", "1e-4", "--seeds", "1", "--steps", "15", "--processes", "1"]
@@ -305,6 +308,40 @@ def test_an_arm_that_the_guard_gives_up_on_is_told_and_the_others_go_on(tmp_path
         (1e-4, 15, None),
         (10.0, 0, "8 in a row are spikes"),
     ]
+
+
+@pytest.fixture
+def presets(tmp_path, monkeypatch):
+    """The folder of the presets, with a single one of the reader's own in it."""
+    folder = tmp_path / "presets"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(yaml.safe_dump(asdict(replace(small(), preset="mine"))), encoding="ascii")
+    monkeypatch.setattr(recipes.twin_moe.config, "CONFIGS", folder)
+    return folder
+
+
+def test_a_preset_of_ones_own_is_studied_by_its_file_alone(presets, tmp_path):
+    # given
+    out = tmp_path / "study"
+    # when
+    status = main(["--preset", "mine", "--out", str(out), "--weights", "1e-4", "--seeds", "1", "--steps", "1"])
+    # then
+    assert status == 0
+    document = json.loads((out / "study.json").read_text(encoding="ascii"))
+    assert (document["preset"], document["num_steps"]) == ("mine", 1)
+    assert [(arm["z_weight"], arm["seed"]) for arm in document["arms"]] == [(1e-4, 0)]
+    assert defaults_of("mine") == defaults_of("tiny")
+
+
+def test_a_preset_that_cannot_be_read_is_told_in_a_line(presets, tmp_path, capsys):
+    # given
+    (presets / "mine.yaml").write_text("preset: mine\n", encoding="ascii")
+    # when
+    status = main(["--preset", "mine", "--out", str(tmp_path / "study")])
+    # then
+    assert status == 2
+    assert re.fullmatch(r".*mine\.yaml.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize(

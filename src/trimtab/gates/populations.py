@@ -28,7 +28,8 @@ LEAST_SHARE: Final = 0.5
 layers together in the last one."""
 
 STARVED_SHARE: Final = 0.125
-"""Part of an even share below which a population of a layer starves, in the last report alone."""
+"""Part of an even share below which a population of a layer starves, in the last report alone; below twice that it does
+in the last two, of which the runs above had nothing near."""
 
 CHANCE: Final = 1e-6
 """The chance that an even router shows so small a share has to be below this: 120 tokens of 2 populations are enough,
@@ -111,6 +112,14 @@ def _problem(last: RouterReport, reports: Sequence[Mapping[str, _Smallest]]) -> 
     if whole is not None and whole.is_small and not whole.may_be_chance:
         of = f"population {whole.population} of {size} has {100 * whole.share:.3g} % of the tokens of all layers"
         return f"{of} {at}, less than half of {even}"
+    starving = {
+        name: one
+        for name, one in surely.items()
+        if len(reports) > 1 and name in reports[-2]
+        if max(one.share, reports[-2][name].share) * size < 2 * STARVED_SHARE
+    }
+    if starving:
+        return f"{_told(starving, size)} {at}, less than a quarter of {even}, as in the report before"
     if len(reports) < NUM_RECENT:
         return None
     lasting = {

@@ -28,4 +28,5 @@ def way_back(judged: Mapping[GateName, Judged], looked_at: LookedAt) -> str | No
     if looked_at.last_healthy is None:
         return "no earlier checkpoint of this run is known to be healthy: begin anew, or go back to one you name"
     path = plain(str(looked_at.last_healthy.path))
-    return f"the checkpoint to go back to is {path}, the last one before that is known to be healthy"
+    earlier = "where a failed gate names an earlier step, take one from before that"
+    return f"the checkpoint to go back to is {path}, the last one before that is known to be healthy; {earlier}"

@@ -118,7 +118,7 @@ def test_a_norm_that_came_back_just_before_the_loss_left_its_line_leads_to_it(ru
 
 @pytest.mark.parametrize(
     "early",
-    [{16: 2.2}, {16: 2.2, 18: 3.0}, {60: 40.0}, {90: 40.0}],
+    [{16: 2.2}, {16: 2.2, 18: 3.0}, {60: 3.5}, {90: 3.5}],
     ids=["16", "a pair", "60", "90"],
 )
 def test_a_lone_notice_of_the_start_that_was_over_at_once_leads_to_nothing_long_after_it(run, early):
@@ -135,11 +135,18 @@ def test_a_lone_notice_of_the_start_that_was_over_at_once_leads_to_nothing_long_
         (steps(70, 80, 40.0), 70),
         ({60: 40.0, 79: 40.0}, 60),
         ({16: math.inf}, 16),
+        ({40: 20.0}, 40),
+        ({40: 1e4, 41: 1e4, 42: 1e4}, 40),
     ],
-    ids=["a series", "shortly before", "longer than a batch", "step by step", "not finite"],
+    ids=["a series", "shortly before", "longer than a batch", "step by step", "not finite", "no mild one", "far out"],
 )
 def test_signs_of_the_start_that_are_more_than_a_lone_one_lead_to_what_follows(run, early, step):
     assert trouble_of(run(200, norm={**early, **steps(95, 200, 90.0)})).step == step
+
+
+def test_the_start_of_a_log_that_goes_on_with_a_run_is_no_start(run):
+    series = run(200, norm={40: 3.5, **steps(112, 200, 90.0)})
+    assert trouble_of(series._replace(step=series.step + 10_000)).step == 10_040
 
 
 def test_the_overflows_by_which_a_scaler_finds_its_scale_lead_to_nothing(run):

@@ -33,11 +33,14 @@ def judged(run, make_layer, make_report, *leasts):
         ((100, 100, 100, 1_500), "passed"),
         ((249,), "failed"),
         ((250,), "passed"),
+        ((499, 499), "failed"),
+        ((499, 501), "passed"),
+        ((501, 499), "passed"),
         ((0,), "failed"),
     ],
     ids=str,
 )
-def test_a_layer_is_starved_below_an_eighth_at_once_and_below_half_where_it_lasts(
+def test_a_layer_is_starved_below_an_eighth_at_once_below_a_quarter_twice_and_below_half_where_it_lasts(
     run, make_layer, make_report, leasts, status
 ):
     # given: 2,000 of 4,000 tokens are an even share of two populations

@@ -18,6 +18,14 @@ save = chunk.save
 trip = chunk.trip
 
 
+def named(path):
+    """The sentence that names a checkpoint to go back to."""
+    return (
+        f"the checkpoint to go back to is {path}, the last one before that is known to be healthy; where a failed gate "
+        "names an earlier step, take one from before that"
+    )
+
+
 def told_of(run, folder):
     """The sentences of a report that lead back, and all others."""
     report = judge_chunk(run.path, checkpoints=folder)
@@ -35,7 +43,7 @@ def test_the_last_healthy_one_before_is_named_by_its_path_and_never_the_one_that
     more = {"norms": {50: math.nan}} if kind == "a step that is not finite" else {"events": [differs]}
     back, text, report = told_of(record(tmp_path, **more), tmp_path)
     # then
-    assert back == [f"the checkpoint to go back to is {before}, the last one before that is known to be healthy"]
+    assert back == [named(before)]
     assert "checkpoint_healthy" not in {gate.name for gate in report.with_status("failed")}
     assert "ckpt pick" not in text
 
@@ -53,7 +61,7 @@ def test_where_there_is_none_nothing_is_advised_that_would_find_it(tmp_path):
 def test_it_is_said_where_nothing_was_saved_after_the_last_step(tmp_path):
     before, _ = save(tmp_path, 40)
     back, _, _ = told_of(record(tmp_path, norms={50: math.nan}), tmp_path)
-    assert back == [f"the checkpoint to go back to is {before}, the last one before that is known to be healthy"]
+    assert back == [named(before)]
 
 
 def test_a_checkpoint_that_is_not_healthy_names_the_last_one_that_is_itself(tmp_path):

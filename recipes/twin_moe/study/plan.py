@@ -8,19 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from recipes.twin_moe.study_arm import Arm
+from recipes.twin_moe.study.arm import Arm
 
-WEIGHTS: Final = {"tiny": (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1), "local140a50": (1e-5, 1e-4, 1e-3)}
-"""By preset. Of tiny four decades, and none as the control; of the large one those around the weight that killed a
-router of its size (1e-3) and the one that held (1e-4)."""
 
-NUM_SEEDS: Final = {"tiny": 2, "local140a50": 1}
-"""By preset. Two, because what one seed shows may be of the seed; one of the large one, whose device time is short."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a study trains where nothing else is asked for.
 
-MINUTES: Final = {"tiny": None, "local140a50": 5.0}
-"""By preset: what an unsupervised training may take of a device; None: as long as it takes."""
+    Attributes:
+        weights: z weights: four decades, and none as the control.
+        num_seeds: Trainings of each. Two, because what one seed shows may be of the seed.
+        minutes: What the training may take; None: as long as it takes. Where it is given, the preset is for a GPU.
+    """
+
+    weights: tuple[float, ...] = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    num_seeds: int = 2
+    minutes: float | None = None
+
+
+_OF_PRESETS: Final = {"local140a50": Defaults(weights=(1e-5, 1e-4, 1e-3), num_seeds=1, minutes=5.0)}
+"""Where a preset's are others. The large one's device time is short: the weight that killed a router of its size, the
+one that held, and one below."""
+
+
+def defaults_of(preset: str) -> Defaults:
+    """What a study of a preset trains; those without an entry here need none."""
+    return _OF_PRESETS.get(preset, Defaults())
 
 
 def plan(weights: Sequence[float], extra: Sequence[float] = (), *, seeds: Sequence[int]) -> list[Arm]:

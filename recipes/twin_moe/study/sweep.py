@@ -1,40 +1,32 @@
-"""The weight study: the same training with z weights over four decades, and what the watch says of each.
+"""A whole study: its arms trained, read back, and written down.
 
-    python -m recipes.twin_moe.study --preset tiny --out study/
-    python -m recipes.twin_moe.study --preset local140a50 --out study/ --device cuda --minutes 5
-
-Enters: a preset, weights, seeds. Leaves, in the study's folder: `arms/`, a training each; `study.json`, what their logs
-say; `study.png`; `study.md`. Invariant: arms differ in the z weight and the seed alone, and all of them end at the same
-step; an interrupted study goes on where it was.
+Enters: a preset's settings, and arms. Leaves, in the study's folder: `arms/`, a training each; `study.json`, what their
+logs say; `study.png`; `study.md`. Invariant: arms differ in the z weight and the seed alone, and all of them end at the
+same step; an interrupted study goes on where it was.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 import trimtab
 from recipes.strict_yaml import ConfigError
-from recipes.twin_moe.config import TwinConfig, read_preset
+from recipes.twin_moe.config import TwinConfig
 from recipes.twin_moe.console import say
-from recipes.twin_moe.study_arm import Arm, steps_done, train_arms
-from recipes.twin_moe.study_figure import draw_study
-from recipes.twin_moe.study_plan import MINUTES, NUM_SEEDS, WEIGHTS, plan, stops
-from recipes.twin_moe.study_reading import ArmResult, read_arm
-from recipes.twin_moe.study_table import LEGEND, spread_lines, table_lines
-
-Number = TypeVar("Number", int, float)
+from recipes.twin_moe.study.arm import Arm, steps_done, train_arms
+from recipes.twin_moe.study.figure import draw_study
+from recipes.twin_moe.study.plan import stops
+from recipes.twin_moe.study.reading import ArmResult, read_arm
+from recipes.twin_moe.study.table import LEGEND, spread_lines, table_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +52,11 @@ class Study:
     arms: tuple[ArmResult, ...]
     versions: dict[str, str]
     time: float
+
+    @property
+    def ended_early(self) -> list[str]:
+        """Of each arm that an error ended before its last step a line that says so."""
+        return [f"{arm.folder} ended early: {arm.ended_by}" for arm in self.arms if arm.ended_by is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document `study.json`; strict JSON."""
@@ -140,10 +137,23 @@ def study(
         tell(stopped_by)
     found = _read(arms, config, out=out, num_steps=reached, stopped_by=stopped_by, device=device, errors=errors)
     _write(found, out)
-    for line in (*table_lines(found.arms, is_markdown=False), *spread_lines(found.arms), *_ended_early(found)):
+    for line in (*table_lines(found.arms, is_markdown=False), *spread_lines(found.arms), *found.ended_early):
         tell(line)
     tell(f"written: {out / 'study.json'}, study.md and study.png beside it")
     return found
+
+
+def device_name(device: str | None) -> str:
+    """What a study is trained on.
+
+    Args:
+        device: As torch names it; None: a GPU where there is one.
+
+    Returns:
+        The name of a GPU, or `CPU`.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.cuda.get_device_name() if kind.startswith("cuda") else "CPU"
 
 
 def _refuse_behind(arms: Sequence[Arm], *, out: Path, num_steps: int) -> None:
@@ -185,7 +195,7 @@ def _read(
         preset=config.preset,
         num_steps=num_steps,
         stopped_by=stopped_by,
-        device=_device_name(device),
+        device=device_name(device),
         settings=settings,
         arms=tuple(sorted(results, key=lambda arm: (arm.z_weight, arm.seed))),
         versions={
@@ -211,87 +221,10 @@ def _write(found: Study, out: Path) -> None:
         "",
         LEGEND,
         "",
-        *(f"* {line}" for line in (*spread_lines(found.arms), *_ended_early(found))),
+        *(f"* {line}" for line in (*spread_lines(found.arms), *found.ended_early)),
         "",
         "![What each weight did](study.png)",
         "",
         ", ".join(f"{name} {version}" for name, version in found.versions.items()),
     ]
     (out / "study.md").write_text("\n".join(page) + "\n", encoding="ascii", errors="backslashreplace")
-
-
-def _ended_early(found: Study) -> list[str]:
-    return [f"{arm.folder} ended early: {arm.ended_by}" for arm in found.arms if arm.ended_by is not None]
-
-
-def _device_name(device: str | None) -> str:
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.cuda.get_device_name() if kind.startswith("cuda") else "CPU"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Reads the command line and makes the study.
-
-    Returns:
-        0: done; 1: an arm ended early, or its log cannot be read; 2: usage; 130: interrupted.
-    """
-    parser = argparse.ArgumentParser(prog="python -m recipes.twin_moe.study", description=__doc__.partition("\n")[0])
-    parser.add_argument("--preset", choices=sorted(WEIGHTS), default="tiny")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("study"), help="folder; the same one goes on")
-    parser.add_argument("--weights", type=_weight, nargs="+", metavar="W", help="z weights; by default the preset's")
-    parser.add_argument(
-        "--extra", type=_weight, nargs="+", metavar="W", default=[], help="weights outside of the sweep"
-    )
-    parser.add_argument("--seeds", type=_count, metavar="N", help="trainings of each weight")
-    parser.add_argument("--steps", type=_count, metavar="N", help="end at this step of the preset's schedule")
-    parser.add_argument(
-        "--minutes", type=_minutes, metavar="M", help="all arms end at the same step when they are over"
-    )
-    parser.add_argument("--device", help="where to train; by default a GPU where there is one")
-    parser.add_argument("--processes", type=_count, metavar="N", help="arms side by side; by default 2 on a CPU")
-    options = parser.parse_args(arguments)
-    weights = options.weights or WEIGHTS[options.preset]
-    config = read_preset(options.preset)
-    num_seeds = options.seeds or NUM_SEEDS[options.preset]
-    on_cpu = _device_name(options.device) == "CPU"
-    if on_cpu and options.device is None and MINUTES[options.preset] is not None:
-        parser.error(f"--preset {options.preset} is for a GPU, and there is none; --device cpu trains it all the same")
-    try:
-        found = study(
-            config,
-            out=options.out,
-            arms=plan(weights, options.extra, seeds=range(config.seed, config.seed + num_seeds)),
-            num_steps=options.steps,
-            minutes=options.minutes if options.minutes is not None else MINUTES[options.preset],
-            device=options.device,
-            num_processes=options.processes or (min(2, os.cpu_count() or 1) if on_cpu else 1),
-        )
-    except KeyboardInterrupt:
-        say("interrupted: the same command goes on from the checkpoints")
-        return 130
-    except (ConfigError, trimtab.TrimtabError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    return 1 if _ended_early(found) else 0
-
-
-def _count(text: str) -> int:
-    return _number(int(text), text, expected="a whole number of 1 or more", least=1)
-
-
-def _weight(text: str) -> float:
-    return _number(float(text), text, expected="a finite number of 0 or more", least=0)
-
-
-def _minutes(text: str) -> float:
-    return _number(float(text), text, expected="minutes, a hundredth or more", least=0.01)
-
-
-def _number(value: Number, text: str, *, expected: str, least: float) -> Number:
-    if not least <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected {expected}")
-    return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from recipes.twin_moe.study_reading import ArmResult, Layers, mean, weight_name
+from recipes.twin_moe.study.reading import ArmResult, Layers, mean, weight_name
 
 _HEADINGS: Final = (
     "z weight",

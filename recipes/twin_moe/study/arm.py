@@ -26,7 +26,7 @@ from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.config import TwinConfig
 from recipes.twin_moe.console import say
 from recipes.twin_moe.segments import segments
-from recipes.twin_moe.study_reading import weight_name
+from recipes.twin_moe.study.reading import weight_name
 from recipes.twin_moe.train import train
 from trimtab.checkpoint import Checkpointer
 from trimtab.resume.names import scan

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from recipes.twin_moe.study_reading import ArmResult, Layers, mean, weight_name
+from recipes.twin_moe.study.reading import ArmResult, Layers, mean, weight_name
 
 SIZE_PIXELS: Final = (1400, 1500)
 """Width and height of the picture."""
