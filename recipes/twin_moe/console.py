@@ -12,9 +12,12 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import trimtab
 from trimtab.checkpoint import RoundTrip
+
+_Result = TypeVar("_Result")
 
 Tell = Callable[[str], None]
 """What to do with a line."""
@@ -71,6 +74,43 @@ def telling(tell: Tell) -> Tell:
                     sys.stderr.write(f"A line could not be told ({failures[0]}): training goes on.\n")
 
     return told
+
+
+class Contained:
+    """Does what must not cost a save; a failure is told, once for each `what`.
+
+    Args:
+        tell: What to do with a line.
+        step: Gives the steps that are behind the training.
+    """
+
+    def __init__(self, *, tell: Tell, step: Callable[[], int]) -> None:
+        self._tell = tell
+        self._step = step
+        self._failed: set[str] = set()
+
+    def __call__(self, what: str, action: Callable[[], _Result]) -> _Result | None:
+        """Gives what the action gives; None where it failed.
+
+        Args:
+            what: What is done, in a word.
+            action: Does it.
+
+        Raises:
+            GuardLockupError: A guard that is set to raise is a decision, and no telemetry.
+        """
+        try:
+            return action()
+        except trimtab.GuardLockupError:
+            raise
+        except Exception as error:  # noqa: BLE001 - telemetry never costs a save
+            if what not in self._failed:
+                self._failed.add(what)
+                self._tell(
+                    f"{what} failed at step {self._step()}: {reason(error)}. Training and saves go on; this is not "
+                    "said again"
+                )
+            return None
 
 
 def reason(error: BaseException) -> str:

@@ -41,7 +41,7 @@ class History:
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
             self._is_torn = _ends_torn(self._fd)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - telemetry never costs a save
             self._say_failure(error)
 
     def append(self, rows: list[dict[str, Any]]) -> None:

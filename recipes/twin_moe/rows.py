@@ -1,7 +1,7 @@
 """The rows of the history, and on which scale each column is: a column is added here, in the function of its row.
 
-In go what the engine measured, out come mappings of plain values by column. Invariant: the figures of many steps come
-to the host in one transfer.
+In go what the engine measured, out come mappings of plain values by column. Invariants: the figures of many steps come
+to the host in one transfer; a figure beside them that fails is null, and costs no other column.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 import trimtab
+from recipes.twin_moe.console import Contained
 from recipes.twin_moe.engine import Engine, Evaluated, Measured
 from recipes.twin_moe.segments import Start, path_of
 from trimtab import memory
@@ -60,7 +61,13 @@ def segment_row(engine: Engine, *, start: Start, begins_at_step: int) -> dict[st
 
 
 def step_row(
-    engine: Engine, measured: Measured, sums: Sequence[float], *, segment: int, tokens_per_s: float | None
+    engine: Engine,
+    measured: Measured,
+    sums: Sequence[float],
+    *,
+    segment: int,
+    tokens_per_s: float | None,
+    contained: Contained,
 ) -> dict[str, Any]:
     """A step.
 
@@ -70,6 +77,7 @@ def step_row(
         sums: Its figures, of `fetch`.
         segment: The number of its segment.
         tokens_per_s: Over the steps that were fetched with it.
+        contained: Asks for a figure that may fail.
     """
     outcome, accumulation, optim = measured.outcome, engine.config.accumulation, engine.config.optim
     total, *terms = sums
@@ -94,35 +102,46 @@ def step_row(
         "lr": outcome.lr,
         "grad_norm": outcome.grad_norm,
         "tokens_per_s": tokens_per_s,
-        "device_memory_bytes": _device_peak_bytes(engine.device),
+        "device_memory_bytes": contained("device memory", lambda: _device_peak_bytes(engine.device)),
         "reason": outcome.reason,
         "num_skipped_micros": outcome.num_skipped_micros,
     }
 
 
-def eval_row(engine: Engine, found: Evaluated, *, segment: int, tokens_per_s: float | None) -> dict[str, Any]:
-    """An evaluation, once the run has recorded it, so that the best and the streak are those with it.
+def eval_row(
+    engine: Engine,
+    found: Evaluated,
+    *,
+    best: Mapping[str, Any] | None,
+    segment: int,
+    tokens_per_s: float | None,
+    contained: Contained,
+) -> dict[str, Any]:
+    """An evaluation.
 
     Args:
         engine: What evaluated.
         found: What it found; a figure that is added there is a column.
+        best: `Engine.best_eval()` with this one; None: not known.
         segment: The number of its segment.
         tokens_per_s: Over the steps since the last one.
+        contained: Asks for a figure that may fail.
     """
-    best = engine.best_eval() or {}
+    best = best or {}
+    watched = contained("watch figures", engine.run.watch_figures) or {}
     return {
         "kind": "eval",
         "segment": segment,
         "run_id": engine.run.run_id,
         "eval_loss": found.ce,
         **found._asdict(),
-        "clip_fraction": engine.run.watch_figures().get("clip_fraction"),
+        "clip_fraction": watched.get("clip_fraction"),
         "regress_streak": best.get("num_worse"),
         "best_eval": best.get("best"),
         "best_eval_step": best.get("best_step"),
         "tokens_per_s": tokens_per_s,
-        "device_memory_bytes": _device_peak_bytes(engine.device),
-        "host_available_bytes": memory.available_bytes(),
+        "device_memory_bytes": contained("device memory", lambda: _device_peak_bytes(engine.device)),
+        "host_available_bytes": contained("host memory", memory.available_bytes),
     }
 
 

@@ -125,20 +125,52 @@ def left_behind(start: Start, call: Call | None) -> str | None:
     Returns:
         A sentence that names both ways on; None where nothing is left behind.
     """
+    left = _left(start, call)
+    if left is None:
+        return None
+    option, source = left
+    again = f"{option} {source} does that again"
+    if start.resume is None:
+        return f"the last call here began from {source} and was ended before it saved: this one begins anew; {again}"
+    return (
+        f"the last call here went back to {source} and was ended before it saved: this one goes on from "
+        f"{path_of(start.resume).name}; {again}"
+    )
+
+
+def after_interrupt(start: Start, call: Call | None, *, last: int, same: str) -> str:
+    """What to call once a call was interrupted.
+
+    Args:
+        start: What `choose_start` gives a call without any of the three.
+        call: The newest call of its segment, by the history.
+        last: The step to which it trains.
+        same: The call that was interrupted, in words, without those of the three that it had.
+    """
+    left = _left(start, call)
+    before = " before its first save" if start.resume is None or left is not None else ""
+    if start.resume is None:
+        does = f"begins segment {start.segment.number} anew"
+    elif start.step >= last:
+        does = f"has nothing left to train: {path_of(start.resume)} is saved"
+    else:
+        does = f"goes on from {path_of(start.resume)}"
+    again = "" if left is None else f"; {' '.join(left)} does that again"
+    return f"interrupted{before}: {same} {does}{again}"
+
+
+def _left(start: Start, call: Call | None) -> tuple[str, str] | None:
+    """The option and the checkpoint of a call that was ended before its first save; None where there is none."""
     if call is None or start.weights is not None:
         return None
     option, source = ("--resume-from", call.resumed_from) if call.resumed_from else ("--base-ckpt", call.weights_from)
     if source is None or not Path(source).exists():
         return None
-    again = f"{option} {source} does that again"
-    if start.resume is None:
-        return f"the last call here began from {source} and was ended before it saved: this one begins anew; {again}"
-    if not isinstance(start.resume, CheckpointInfo) or _is_of(start.resume, call, segment=start.segment):
+    if start.resume is not None and (
+        not isinstance(start.resume, CheckpointInfo) or _is_of(start.resume, call, segment=start.segment)
+    ):
         return None
-    return (
-        f"the last call here went back to {source} and was ended before it saved: this one goes on from "
-        f"{start.resume.path.name}; {again}"
-    )
+    return option, source
 
 
 def _is_of(info: CheckpointInfo, call: Call, *, segment: Segment) -> bool:

@@ -7,17 +7,14 @@ In go measured steps, which wait in a buffer, and evaluations; out come rows and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-import trimtab
-from recipes.twin_moe.console import Tell, eval_line, reason, step_line
-from recipes.twin_moe.engine import Engine, Measured
+from recipes.twin_moe.console import Contained, Tell, eval_line, round_trip_line, step_line
+from recipes.twin_moe.engine import Engine, Evaluated, Measured
 from recipes.twin_moe.history import History
 from recipes.twin_moe.rows import eval_row, fetch, segment_row, step_row
 from recipes.twin_moe.segments import Start
-
-_Result = TypeVar("_Result")
+from trimtab.checkpoint import CheckpointInfo, RoundTrip
 
 
 class Telemetry:
@@ -41,7 +38,7 @@ class Telemetry:
         self._measured: list[Measured] = []
         self._since = time.perf_counter()
         self._eval_pace = Pace()
-        self._failed: set[str] = set()
+        self._contained = Contained(tell=tell, step=lambda: engine.step)
 
     def take(self, measured: Measured) -> None:
         """Takes a step; nothing of it is looked at yet."""
@@ -53,43 +50,27 @@ class Telemetry:
         Args:
             tells: Whether to tell the last of them.
         """
-        self.contained("history", lambda: self._flush(tells=tells))
+        self._contained("history", lambda: self._flush(tells=tells))
 
     def evaluate(self) -> None:
         """Evaluates, and writes and tells what it says. Raises nothing but a guard's lock-up."""
-        self.contained("evaluation", self._evaluate)
+        self._contained("evaluation", self._evaluate)
         self.resume_clock()
 
     def best_eval(self) -> dict[str, Any] | None:
         """The best evaluation, for a checkpoint; None where there was none, or it cannot be told."""
-        return self.contained("best evaluation", self._engine.best_eval)
+        return self._contained("best evaluation", self._engine.best_eval)
 
     def resume_clock(self) -> None:
         """Leaves the time that an evaluation or a save took out of the tokens a second."""
         self._since = time.perf_counter()
 
-    def contained(self, what: str, action: Callable[[], _Result]) -> _Result | None:
-        """Does what must not cost a save; a failure is said, once for each `what`.
-
-        Args:
-            what: What is done, in a word.
-            action: Does it.
-
-        Raises:
-            GuardLockupError: A guard that is set to raise is a decision, and no telemetry.
-        """
-        try:
-            return action()
-        except trimtab.GuardLockupError:
-            raise
-        except Exception as error:  # noqa: BLE001 - telemetry never costs a save
-            if what not in self._failed:
-                self._failed.add(what)
-                self._tell(
-                    f"{what} failed at step {self._engine.step}: {reason(error)}. Training and saves go on; this is "
-                    "not said again"
-                )
-            return None
+    def round_trip(self, checkpoint: CheckpointInfo) -> RoundTrip | None:
+        """Loads what was just saved once more, and tells what came of it; None where that failed."""
+        checked = self._contained("round trip", lambda: self._engine.round_trip(checkpoint))
+        if checked is not None:
+            self._contained("telling of the round trip", lambda: self._tell_round_trip(checked))
+        return checked
 
     # Within.
 
@@ -104,7 +85,14 @@ class Telemetry:
         self._since = now
         self._eval_pace = self._eval_pace.plus(pace)
         rows = [
-            step_row(engine, step, sums, segment=self._segment, tokens_per_s=pace.tokens_per_s)
+            step_row(
+                engine,
+                step,
+                sums,
+                segment=self._segment,
+                tokens_per_s=pace.tokens_per_s,
+                contained=self._contained,
+            )
             for step, sums in zip(measured, figures, strict=True)
         ]
         self._history.append([*self._first_row(), *rows])
@@ -127,12 +115,28 @@ class Telemetry:
     def _evaluate(self) -> None:
         engine = self._engine
         found = engine.evaluate()
-        beside = {name: figure for name, figure in found._asdict().items() if name not in ("step", "ce")}
-        engine.run.evaluation(found.ce, **beside)
-        row = eval_row(engine, found, segment=self._segment, tokens_per_s=self._eval_pace.tokens_per_s)
+        # The best and the streak are those with this evaluation, which the watch counts; else they are not known.
+        is_recorded = self._contained("record of the evaluation", lambda: self._record(found))
+        row = eval_row(
+            engine,
+            found,
+            best=self.best_eval() if is_recorded else None,
+            segment=self._segment,
+            tokens_per_s=self._eval_pace.tokens_per_s,
+            contained=self._contained,
+        )
         self._eval_pace = Pace()
         self._history.append([row])
         self._tell(eval_line(row))
+
+    def _record(self, found: Evaluated) -> Literal[True]:
+        beside = {name: figure for name, figure in found._asdict().items() if name not in ("step", "ce")}
+        self._engine.run.evaluation(found.ce, **beside)
+        return True
+
+    def _tell_round_trip(self, checked: RoundTrip) -> None:
+        if checked.same:  # else Trimtab has said what differs
+            self._tell(round_trip_line(checked))
 
 
 class Pace(NamedTuple):

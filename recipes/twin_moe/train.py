@@ -21,11 +21,11 @@ import torch
 import trimtab
 from recipes.strict_yaml import ConfigError
 from recipes.twin_moe.config import TwinConfig, presets, read_preset
-from recipes.twin_moe.console import Tell, best_in_words, reason, round_trip_line, say, telling, wrapped
+from recipes.twin_moe.console import Contained, Tell, best_in_words, reason, say, telling, wrapped
 from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.folder import Hold
 from recipes.twin_moe.history import NAME, History, newest_call
-from recipes.twin_moe.segments import Start, choose_start, left_behind, path_of
+from recipes.twin_moe.segments import Start, after_interrupt, choose_start, left_behind, path_of
 from recipes.twin_moe.settings import ASKABLE, Settings, asked_for, going_on, option
 from recipes.twin_moe.telemetry import Telemetry
 from trimtab.checkpoint import Checkpointer, CheckpointInfo, RoundTrip, saved_config
@@ -94,10 +94,14 @@ def train(
     with Hold(out, tell=tell) as hold:
         start = choose_start(out, resume_from=resume_from, base_checkpoint=base_checkpoint, fresh=fresh)
         settings = _settings(config, start, asked or {})
+        contained = Contained(tell=tell, step=lambda: start.step)
         for remark in start.remarks:
             tell(remark)
         if resume_from is None and not fresh:
-            behind = left_behind(start, newest_call(out / NAME, segment=start.segment.number))
+            behind = contained(
+                "reading of the history",
+                lambda: left_behind(start, newest_call(out / NAME, segment=start.segment.number)),
+            )
             if behind is not None:
                 tell(behind)
         if start.resume is not None and start.step >= last:
@@ -109,7 +113,7 @@ def train(
         with History(out / NAME, tell=tell) as history, make_engine(settings.config, out=out, device=place) as engine:
             for remark in settings.remarks:
                 tell(remark)
-            checkpointer = _begin(engine, start, settings, tell=tell)
+            checkpointer = _begin(engine, start, settings, contained=contained, tell=tell)
             start.segment.folder.mkdir(exist_ok=True)  # before its first save: a call after a kill begins it again
             telemetry = Telemetry(engine, history, start=start, tell=tell)
             return _train(engine, checkpointer, telemetry, start=start, last=last, tell=tell)
@@ -139,7 +143,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         raise ConfigError(f"--device {device}: torch cannot train there ({reason(error)}).") from error
 
 
-def _begin(engine: Engine, start: Start, settings: Settings, *, tell: Tell) -> Checkpointer:
+def _begin(engine: Engine, start: Start, settings: Settings, *, contained: Contained, tell: Tell) -> Checkpointer:
     """Puts the engine to where the training starts; gives what saves the steps to come."""
     checkpointer = Checkpointer(start.segment.folder, keep=engine.config.keep)
     if start.resume is not None:
@@ -148,7 +152,8 @@ def _begin(engine: Engine, start: Start, settings: Settings, *, tell: Tell) -> C
         # The checkpoints of a branch are its own run's, which the checkpointer that has loaded would not know.
         loader = Checkpointer(path.parent) if is_branch else checkpointer
         resumed = engine.resume(loader, start.resume, lr=settings.new_lr)
-        tell(f"resumes {path}: step {resumed.step}, {best_in_words(resumed.best_eval)}")
+        best = contained("telling of the best evaluation", lambda: best_in_words(resumed.best_eval))
+        tell(f"resumes {path}: step {resumed.step}, {best or 'best eval loss unknown'}")
     elif start.weights is not None:
         path = path_of(start.weights)
         engine.load_weights(Checkpointer(path.parent), start.weights)
@@ -181,12 +186,7 @@ def _train(
     except KeyboardInterrupt:
         telemetry.flush(tells=True)
         raise
-    checked = None
-    if saved is not None:
-        checkpoint = saved
-        checked = telemetry.contained("round trip", lambda: engine.round_trip(checkpoint))
-        if checked is not None and checked.same:  # else Trimtab has said what differs
-            tell(round_trip_line(checked))
+    checked = None if saved is None else telemetry.round_trip(saved)
     engine.close()
     where = "was not saved" if saved is None else f"is {start.segment.folder / saved.path.name}"
     tell(f"step {last} of {config.num_steps} is done; its checkpoint {where}")
@@ -207,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         that cannot be saved to; 130: interrupted.
     """
     options = _options(arguments)
+    out = options.out or Path("runs") / f"twin-{options.preset}"
     try:
         config = read_preset(options.preset)
         if config.model.dim < _SMALL_DIM:
@@ -218,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         trained = train(
             config,
-            out=options.out or Path("runs") / f"twin-{config.preset}",
+            out=out,
             stop_at=options.stop_at,
             asked={name: value for name in ASKABLE if (value := getattr(options, name)) is not None},
             resume_from=options.resume_from,
@@ -233,9 +234,24 @@ def main(arguments: list[str] | None = None) -> int:
         _complain(error)
         return 1
     except KeyboardInterrupt:
-        say("interrupted: the same call goes on from the newest checkpoint")
+        say("interrupted" if options.probe else _after_interrupt(options, out))
         return 130
     return 1 if trained.num_steps and trained.checkpoint is None else 0
+
+
+def _after_interrupt(options: argparse.Namespace, out: Path) -> str:
+    """What to call next: it looks at the folder as the next call will."""
+    given = [option(name) for name in ("resume_from", "base_ckpt", "fresh") if getattr(options, name)]
+    same = f"without {' and '.join(given)}, the same call" if given else "the same call"
+    try:
+        start = choose_start(out)
+        call = newest_call(out / NAME, segment=start.segment.number)
+        last = _last_step(read_preset(options.preset), options.stop_at)
+        return after_interrupt(start, call, last=last, same=same)
+    except trimtab.TrimtabError as error:
+        return f"interrupted: {same} is refused: {error}"
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the folder cannot be read, or somebody does not wait for it
+        return "interrupted"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
