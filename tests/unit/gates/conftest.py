@@ -1,5 +1,6 @@
 """Runs of several attempts, recorded by `RunCore` with a watch: what the gates of a log are tried on."""
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -103,6 +104,11 @@ class Trained:
     @property
     def folder(self) -> Path:
         return self.out / "trimtab" / self._run_id
+
+    @property
+    def shown(self) -> str:
+        """The folder as a command names it: from here, where that is shorter."""
+        return min(str(self.folder), os.path.relpath(self.folder), key=len)
 
     def attempt(
         self,

@@ -33,7 +33,7 @@ def test_one_step_that_is_not_finite_fails_the_chunk_and_is_named(run, given, to
     gate = run.judge(nonfinite_steps)
     assert (gate.status, gate.figures["steps"], gate.figures["num_nonfinite"]) == ("failed", [77], 1)
     assert told in gate.text
-    assert gate.text.endswith(f"; trimtab rewind {run.folder} --step 77 shows its rows")
+    assert gate.text.endswith(f"; trimtab rewind {run.shown} --step 77 shows its rows")
 
 
 def test_many_are_counted_and_the_first_are_named(run):

@@ -46,7 +46,7 @@ def test_a_collapse_fails_load_experts_and_populations_and_sends_back(run, colla
     found = statuses(run)
     assert (found["router_load"], found["dead_experts"], found["populations"]) == ("failed",) * 3
     for gate in (router_load, dead_experts, populations):
-        assert f"trimtab rewind {run.folder} tells more" in run.judge(gate).text
+        assert f"trimtab rewind {run.shown} tells more" in run.judge(gate).text
     text = run.judge(populations).text
     assert text.startswith(
         "population 1 of 2 has 0 % of the tokens of layer moe.1 at step 100, less than an eighth of its even"
