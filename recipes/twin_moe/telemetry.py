@@ -65,7 +65,7 @@ class Telemetry:
         """Leaves the time that an evaluation or a save took out of the tokens a second."""
         self._since = time.perf_counter()
 
-    def round_trip(self, checkpoint: CheckpointInfo) -> RoundTrip | None:
+    def checked(self, checkpoint: CheckpointInfo) -> RoundTrip | None:
         """Loads what was just saved once more, and tells what came of it; None where that failed."""
         checked = self._contained("round trip", lambda: self._engine.round_trip(checkpoint))
         if checked is not None:

@@ -186,7 +186,7 @@ def _train(
     except KeyboardInterrupt:
         telemetry.flush(tells=True)
         raise
-    checked = None if saved is None else telemetry.round_trip(saved)
+    checked = None if saved is None else telemetry.checked(saved)
     engine.close()
     where = "was not saved" if saved is None else f"is {start.segment.folder / saved.path.name}"
     tell(f"step {last} of {config.num_steps} is done; its checkpoint {where}")
