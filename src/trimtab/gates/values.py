@@ -13,8 +13,6 @@ from typing import Any, Final, Literal, get_args
 GateStatus = Literal["passed", "failed", "unknown", "inapplicable"]
 """unknown: the artefacts do not hold what it needs. inapplicable: the run has none of what it looks at."""
 
-GATE_STATUSES: Final[tuple[GateStatus, ...]] = get_args(GateStatus)
-
 GateName = Literal[
     "finished",
     "nonfinite_steps",

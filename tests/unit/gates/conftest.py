@@ -1,7 +1,9 @@
 """Runs of several attempts, recorded by `RunCore` with a watch: what the gates of a log are tried on."""
 
+import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,13 @@ from trimtab.run import RunCore
 from trimtab.values import RunHeader
 from trimtab.watched import LayerFigures, RouterReport, Vitals
 from trimtab.watching import Watch
+
+_FILE = Path(__file__).with_name("checkpoints_of_a_chunk.py")
+_spec = importlib.util.spec_from_file_location(_FILE.stem, _FILE)
+assert _spec is not None
+assert _spec.loader is not None
+sys.modules[_FILE.stem] = importlib.util.module_from_spec(_spec)  # for the tests of this folder to import from
+_spec.loader.exec_module(sys.modules[_FILE.stem])
 
 COSINE = Schedule(form="cosine", lr=3e-4, num_steps=200, num_warmup_steps=20)
 EVERY_TEN = WatchConfig(report_every=10, host_memory_floor_bytes=1)

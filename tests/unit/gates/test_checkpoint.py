@@ -1,27 +1,12 @@
 """Which checkpoint a chunk ends with, and whether it is written, whole and healthy."""
 
-import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from checkpoints_of_a_chunk import ALL_PASSED, NOTHING_THERE, PARTS, judge, record, save, statuses, trip
 
 from trimtab.errors import CheckpointError
-
-_FILE = Path(__file__).with_name("checkpoints_of_a_chunk.py")
-_spec = importlib.util.spec_from_file_location("checkpoints_of_a_chunk", _FILE)
-chunk = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(chunk)
-
-ALL_PASSED = chunk.ALL_PASSED
-NOTHING_THERE = chunk.NOTHING_THERE
-PARTS = chunk.PARTS
-judge = chunk.judge
-record = chunk.record
-save = chunk.save
-statuses = chunk.statuses
-trip = chunk.trip
 
 
 def test_a_checkpoint_that_was_loaded_again_and_probed_passes_all_of_them(tmp_path):

@@ -1,22 +1,7 @@
 """Whether the chunk's checkpoint was loaded again, by the events of its log, and what the loaded model said."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-_FILE = Path(__file__).with_name("checkpoints_of_a_chunk.py")
-_spec = importlib.util.spec_from_file_location("checkpoints_of_a_chunk", _FILE)
-chunk = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(chunk)
-
-LAST = chunk.LAST
-PROBE = chunk.PROBE
-judge = chunk.judge
-record = chunk.record
-save = chunk.save
-statuses = chunk.statuses
-trip = chunk.trip
+from checkpoints_of_a_chunk import LAST, PROBE, judge, record, save, statuses, trip
 
 
 def test_no_round_trip_is_unknown_and_says_how_to_make_one(tmp_path):

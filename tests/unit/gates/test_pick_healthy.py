@@ -1,23 +1,12 @@
 """The last healthy checkpoint of a run by its log, and that the gate of a chunk says the same of it."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from checkpoints_of_a_chunk import judge, record, save
 
 from trimtab.errors import CheckpointError
 from trimtab.gates.pick_healthy import pick_healthy
 from trimtab.log.folder import create_run
 from trimtab.values import RunHeader
-
-_FILE = Path(__file__).with_name("checkpoints_of_a_chunk.py")
-_spec = importlib.util.spec_from_file_location("checkpoints_of_a_chunk", _FILE)
-chunk = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(chunk)
-
-judge = chunk.judge
-record = chunk.record
-save = chunk.save
 
 WORSE = {10: 3.57, 20: 3.94, 40: 4.54, 60: 4.99}
 

@@ -1,21 +1,11 @@
 """Where the gates say to go back to: once, and only where there is something to go back to."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
+from checkpoints_of_a_chunk import record, save, trip
 
 from trimtab.gates.judging import judge_chunk
-
-_FILE = Path(__file__).with_name("checkpoints_of_a_chunk.py")
-_spec = importlib.util.spec_from_file_location("checkpoints_of_a_chunk", _FILE)
-chunk = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(chunk)
-
-record = chunk.record
-save = chunk.save
-trip = chunk.trip
 
 
 def named(path):
