@@ -1,7 +1,6 @@
 """A checkpoint is loaded again beside the training that saved it: found the same, and the training is as before."""
 
 import copy
-import gc
 import json
 import logging
 import random
@@ -18,12 +17,7 @@ from trimtab.checkpoint import Checkpointer, round_trip
 SEQUENCE = torch.tensor([[1, 5, 2, 0, 3, 3]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _a_young_heap():
-    """What pytest and torch have made before is not looked through at the end of every round trip."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 class Tied(nn.Module):

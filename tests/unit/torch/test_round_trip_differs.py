@@ -1,6 +1,5 @@
 """What a round trip says of a checkpoint that is not the training, or cannot be loaded; and what it refuses."""
 
-import gc
 import logging
 import math
 
@@ -16,12 +15,7 @@ from trimtab.resume.manifest import manifest_checksum
 RATE = 0.5
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _a_young_heap():
-    """What pytest and torch have made before is not looked through at the end of every round trip."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 class Halves(nn.Module):

@@ -1,6 +1,5 @@
 """What a round trip says of what no state holds and later steps go by: ties, frozen weights, functions."""
 
-import gc
 import math
 
 import pytest
@@ -14,12 +13,7 @@ from trimtab.torch.unsaved_differences import model_differences
 RATE = 0.5
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _a_young_heap():
-    """What pytest and torch have made before is not looked through at the end of every round trip."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 def build():
