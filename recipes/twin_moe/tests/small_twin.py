@@ -17,6 +17,16 @@ from recipes.twin_moe.config import ModelConfig, TwinConfig, read_preset
 from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.train import train
 
+STEP_COLUMNS = {
+    "kind", "segment", "run_id", "step", "loss", "ce", "lbl", "z", "z_mean", "xpop", "lbl_weighted", "z_weighted",
+    "xpop_weighted", "lr", "grad_norm", "tokens_per_s", "device_memory_bytes", "reason", "num_skipped_micros",
+}  # fmt: skip
+EVAL_COLUMNS = {
+    "kind", "segment", "run_id", "step", "eval_loss", "ce", "z", "population_shares", "dead_fraction", "clip_fraction",
+    "regress_streak", "best_eval", "best_eval_step", "tokens_per_s", "device_memory_bytes", "host_available_bytes",
+}  # fmt: skip
+
+
 WALL_CLOCK = ("tokens_per_s", "device_memory_bytes", "host_available_bytes", "time", "run_id", "segment")
 """Columns of the history that say when and by whom, and not what was trained."""
 

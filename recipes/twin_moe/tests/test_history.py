@@ -12,18 +12,9 @@ import trimtab
 from recipes.twin_moe.engine import Engine
 from recipes.twin_moe.history import History, newest_call
 from recipes.twin_moe.rows import fetch, step_row
-from recipes.twin_moe.tests.small_twin import history, logs, small
+from recipes.twin_moe.tests.small_twin import EVAL_COLUMNS, STEP_COLUMNS, history, logs, small
 from recipes.twin_moe.train import train
 from trimtab.watched import EVALUATION_EVENT
-
-STEP_COLUMNS = {
-    "kind", "segment", "run_id", "step", "loss", "ce", "lbl", "z", "z_mean", "xpop", "lbl_weighted", "z_weighted",
-    "xpop_weighted", "lr", "grad_norm", "tokens_per_s", "device_memory_bytes", "reason", "num_skipped_micros",
-}  # fmt: skip
-EVAL_COLUMNS = {
-    "kind", "segment", "run_id", "step", "eval_loss", "ce", "z", "population_shares", "dead_fraction", "clip_fraction",
-    "regress_streak", "best_eval", "best_eval_step", "tokens_per_s", "device_memory_bytes", "host_available_bytes",
-}  # fmt: skip
 
 
 def opened(path, lines=None):
